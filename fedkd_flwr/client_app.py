@@ -17,7 +17,7 @@ from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.estimators import estimator_client, refusal
 from fedkd_flwr.clients.node import with_known_clients
 from fedkd_flwr.clients.node_log import log_work
-from fedkd_flwr.clients.own_split import split_for_use
+from fedkd_flwr.clients.own_split import node_split
 from fedkd_flwr.clients.policy import NodeConfigError, PolicyError, read_policy
 from fedkd_flwr.clients.reply import TrainReply
 from fedkd_flwr.clients.request import Request
@@ -108,7 +108,7 @@ def build_client(context: Context) -> PersonalClient:
         configuration = _read_once(tuple(flat.items()))
     run = configuration.run
     policy.check_run(run, configuration.settings)
-    data = split_for_use(run.data, data_path, policy)
+    data = node_split(run.data, data_path, policy)
     run = run if data is run.data else run.model_copy(update={"data": data})
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)

@@ -43,8 +43,8 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.trackers.observing import require_trackers, trackers_of
 from fedkd_flwr.training.dp_sgd import require_separate_samples
 from fedkd_flwr.training.server_models import RunModels
+from strategies.core.early_stopping import StoppedEarly
 from strategies.core.flower import InMemoryGrid, log
-from strategies.core.patience import StoppedEarly
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import Observer
 from strategies.core.state import OtherStateError

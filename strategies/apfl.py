@@ -60,4 +60,4 @@ class APFL(ParameterStrategy):
     settings_type = APFLSettings
     train_metrics = (TRAIN_LOSS, Metric("alpha", low=0, high=1))
     evaluation_metrics = (GLOBAL_ACCURACY,)
-    second_moment = ""
+    second_evaluation = ""

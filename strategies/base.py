@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.current_round import CurrentRound
+from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
     Evaluation,
     Evaluations,
@@ -34,9 +35,8 @@ from strategies.core.membership import MEMBERS, Membership
 from strategies.core.method_hooks import MethodHooks
 from strategies.core.metrics import OF_TRAINING, add_to_metrics
 from strategies.core.new_clients import NewClientResults, receive_new_clients
-from strategies.core.patience import Patience, StoppedEarly
 from strategies.core.plan import RunPlan, Settings
-from strategies.core.replies import Arrays, Due, Metric, Reply
+from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply
 from strategies.core.rounds import Observer, RoundRecord, log_round
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State, named_arrays, read_state
@@ -75,7 +75,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
     ) -> None:
         self.check_plan(plan, settings)
         self.plan = plan
-        self._patience = Patience(plan.patience)
+        self._early_stopping = EarlyStopping(plan.patience)
         self._planned_rounds = plan.num_server_rounds
         self.settings = settings
         self.observer = observer or Observer()
@@ -83,7 +83,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         self.members = Membership(plan, self.needs_public_data)
         self.completed_rounds = 0
         self._rounds_before = 0
-        self.evaluations = Evaluations(plan, self.clients, self.second_moment)
+        self.evaluations = Evaluations(plan, self.clients, self.second_evaluation)
         self.state: State | None = None
         self.round = CurrentRound(Exchange(self.clients, 0, plan))
 
@@ -101,7 +101,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
 
     def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
         """Train new clients for one round, and return the valid replies."""
-        self.state = self.before_asking(step, new_clients)
+        self.state = self.state_before_training(step, new_clients)
         replies = self.exchange(
             "train",
             {n: self.new_client_payload(step, n) for n in new_clients},
@@ -110,14 +110,14 @@ class PersonalizedStrategy(MethodHooks, Strategy):
             self.train_metrics,
         )
         if replies:
-            self.state = self.welcome(step, replies)
+            self.state = self.with_new_clients(step, replies)
         return replies
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
         """Return the arrays that one new client receives before a round, counted from 1."""
         return self.train_payload(step, partition_id)
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> State:
+    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> State:
         """Return the state after a round of new clients; each is changed by its own reply alone."""
         return self.state or State()
 
@@ -143,12 +143,12 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         arrays = {} if completed_rounds else named_arrays(begun)
         arrays |= {name: array for name, array in saved.items() if not name.startswith(MEMBERS)}
         self.state = read_state(type(begun), arrays)
-        self.state = self.grown()
+        self.state = self.with_more_clients()
 
     def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replay the rows of earlier rounds of a resumed run for early stopping."""
         for row in rows:
-            self.plan = self._patience.end_of(self.plan, row)
+            self.plan = self._early_stopping.end_of(self.plan, row)
 
     # ---- Clients ---------------------------------------------------------------------
 
@@ -194,16 +194,16 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         server_round += self._rounds_before
         if self.state is None:
             self.state = self.begin({name: array.numpy() for name, array in arrays.items()})
-        best, starts = self._patience.best_round, self.members.starts
+        best, starts = self._early_stopping.best_round, self.members.starts
         exchange = Exchange(self.clients, server_round, self.plan, best, starts=starts)
         self.round = CurrentRound(exchange.after(self.round.exchange), grid)
         self.members.meet(grid, server_round)
         self.round.start_clock()
         sampled = self.sample(server_round, self.reachable())
         self._discard_evaluations(server_round, sampled)
-        self.state = self.before_asking(server_round, sampled)
+        self.state = self.state_before_training(server_round, sampled)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
-        counts = self.evaluates_trained_model or bool(self.second_moment)
+        counts = self.evaluates_trained_model or bool(self.second_evaluation)
         evaluate = counts and self.plan.is_evaluated(server_round)
         return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
 
@@ -253,7 +253,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         row = self._round_row(server_round, evaluations)
         log_round(row, self.plan.num_server_rounds)
         new = receive_new_clients(self, server_round)
-        self.plan = self._patience.end_of(self.plan, row)
+        self.plan = self._early_stopping.end_of(self.plan, row)
         self._finish(row, evaluations, new)
         if server_round == self.plan.num_server_rounds < self._planned_rounds:
             raise StoppedEarly
@@ -264,7 +264,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         self,
         phase: str,
         payloads: Mapping[int, Arrays],
-        due: Callable[[int], Mapping[str, Due]],
+        due: Callable[[int], Mapping[str, ExpectedArray]],
         check: Callable[[Reply], None] = lambda reply: None,
         metrics: Sequence[Metric] = (),
     ) -> dict[int, Reply]:
@@ -324,7 +324,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
             "round": server_round,
             **accuracy_statistics(results.values()),
             **standard_error(results.values(), sampled_from),
-            **self.round.columns((*self.train_metrics, *accuracies_of(self.second_moment))),
+            **self.round.columns((*self.train_metrics, *accuracies_of(self.second_evaluation))),
             "absent": self.plan.num_clients - len(self.members.reachable(self.round.grid)),
             **self.round_metrics(),
             **self.round.seconds_by_phase(),
@@ -336,7 +336,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         """Count the round as complete, and inform the observer."""
         server_round = row["round"]
         self.completed_rounds = server_round
-        if server_round not in (self.plan.num_server_rounds, self._patience.best_round):
+        if server_round not in (self.plan.num_server_rounds, self._early_stopping.best_round):
             evaluations = without_answers(evaluations)
         clients = self.round.client_rows(self.clients, evaluations)
         model = self.global_model() if self.keeps_global_models else {}

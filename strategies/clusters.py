@@ -121,7 +121,7 @@ class ClusteredStrategy(ParameterStrategy):
         """Return the centers before the first round, (c, length) by kind: c initial models."""
         return stacked([initial] * self.settings.clusters)
 
-    def grown(self) -> ClusterState:
+    def with_more_clients(self) -> ClusterState:
         """Add clients without a center."""
         return replace(self.state, labels=padded(self.state.labels, self.plan.num_clients, -1))
 

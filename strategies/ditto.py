@@ -55,4 +55,4 @@ class Ditto(ParameterStrategy):
     settings_type = DittoSettings
     train_metrics = (TRAIN_LOSS, Metric("personal-loss"))
     evaluation_metrics = (GLOBAL_ACCURACY,)
-    second_moment = ""
+    second_evaluation = ""

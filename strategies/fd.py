@@ -102,7 +102,7 @@ class FD(ClassMeanStrategy):
         """Start without targets."""
         return FDState(np.empty((0, self.width, self.width), dtype=np.float32))
 
-    def grown(self) -> FDState:
+    def with_more_clients(self) -> FDState:
         """Add clients without targets until the next round."""
         targets = self.state.targets
         return FDState(padded(targets, self.plan.num_clients)) if len(targets) else self.state

@@ -35,11 +35,11 @@ from strategies.core.flower import log
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.probabilities import softmax
-from strategies.core.replies import Arrays, Due, Reply
+from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
 from strategies.core.state import named_arrays
-from strategies.parameters import Model, ParameterState, ParameterStrategy, model_due
+from strategies.parameters import Model, ParameterState, ParameterStrategy, expected_model
 
 
 class FedDFSettings(Settings):
@@ -128,9 +128,9 @@ class FedDF(ParameterStrategy):
         """Return the global model of the client's architecture."""
         return self.state.models[self.architecture_of(partition_id)]
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Ask for a model of the client's architecture."""
-        return model_due(self.model_for(partition_id))
+        return expected_model(self.model_for(partition_id))
 
     def by_architecture(self, replies: Mapping[int, Reply]) -> dict[str, dict[int, Reply]]:
         """Return the replies of each architecture."""

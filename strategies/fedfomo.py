@@ -37,9 +37,9 @@ from pydantic import Field
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
-from strategies.core.replies import Arrays, Due, Reply
+from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
-from strategies.parameters import LibraryState, LibraryStrategy, Model, model_due
+from strategies.parameters import LibraryState, LibraryStrategy, Model, expected_model
 
 GAINS_OF_OTHERS = "gains-of-others"
 """Name of the array of gains of the received models, (M,), of any sign, padded with 0."""
@@ -189,9 +189,11 @@ class FedFomo(LibraryStrategy):
         none = PairMatrix.zeros(self.plan.num_clients)
         return FedFomoState(dict(initial), library={}, affinities=none)
 
-    def grown(self) -> FedFomoState:
+    def with_more_clients(self) -> FedFomoState:
         """Add clients without affinities."""
-        return replace(self.state, affinities=self.state.affinities.grown(self.plan.num_clients))
+        return replace(
+            self.state, affinities=self.state.affinities.with_more_clients(self.plan.num_clients)
+        )
 
     def others_for(self, server_round: int, partition_id: int) -> list[int]:
         """Return the clients whose models a client receives, a function of seed and round."""
@@ -212,9 +214,12 @@ class FedFomo(LibraryStrategy):
         """Send the initial model once, and models of others."""
         return self.models_for(server_round, partition_id).arrays()
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require the model and the gains of the models that were sent."""
-        return {**model_due(self.state.model), GAINS_OF_OTHERS: Due((self.settings.models_sent,))}
+        return {
+            **expected_model(self.state.model),
+            GAINS_OF_OTHERS: ExpectedArray((self.settings.models_sent,)),
+        }
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> FedFomoState:
         """Accumulate the gains, and store the models."""
@@ -226,7 +231,7 @@ class FedFomo(LibraryStrategy):
         models = self.models_for(step, partition_id)
         return (models if step == 1 else replace(models, initial={})).arrays()
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> FedFomoState:
+    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> FedFomoState:
         """Accumulate the gains of each new client, which determine what it receives next."""
         return self.accumulated(step, replies)
 

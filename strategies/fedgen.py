@@ -37,7 +37,7 @@ from pydantic import Field
 
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
-from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
 from strategies.parameters import ParameterState, ParameterStrategy
@@ -145,9 +145,9 @@ class FedGen(ParameterStrategy):
         generator = {f"{GENERATOR}{name}": part for name, part in self.state.generator.items()}
         return {**generator, SHARES: self.state.shares}
 
-    def extra_due(self) -> dict[str, Due]:
+    def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
         """Require the counts of the client's classes."""
-        return {COUNTS: Due((self.plan.num_classes,))}
+        return {COUNTS: ExpectedArray((self.plan.num_classes,))}
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse counts that are negative, or all 0."""

@@ -91,7 +91,7 @@ class FedGH(ClassMeanStrategy):
     exchanged = "class-mean features and a head"
     color_family = "fedproto"
     settings_type = FedGHSettings
-    second_moment = "received"
+    second_evaluation = "received"
     settings: FedGHSettings
     state: HeadState
 

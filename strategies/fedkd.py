@@ -35,14 +35,14 @@ from pydantic import Field
 
 from strategies.core.low_rank import Shape, lengths, restored
 from strategies.core.plan import ImpossiblePlanError, PlanSettings, RunPlan, Settings
-from strategies.core.replies import LARGEST_NUMBER, Arrays, Due, InvalidReplyError, Reply
+from strategies.core.replies import LARGEST_NUMBER, Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.vector_kinds import WEIGHTS
 from strategies.parameters import (
     Model,
     ParameterState,
     SharedModelSettings,
     SharedModelStrategy,
-    model_due,
+    expected_model,
 )
 
 FACTORS, RANKS = "factors", "ranks"
@@ -104,11 +104,11 @@ class FedKD(SharedModelStrategy):
         shapes = self.server_models.shapes(self.settings.shared_model)
         return [(int(rows), int(columns)) for rows, columns in shapes]
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require factors, at most as long as the weights, and the other kinds uncompressed."""
-        due = model_due(self.state.model)
-        factors = Due(due.pop(WEIGHTS).shape, at_most=True)
-        return {FACTORS: factors, RANKS: Due((len(self.shapes),), "int32"), **due}
+        due = expected_model(self.state.model)
+        factors = ExpectedArray(due.pop(WEIGHTS).shape, at_most=True)
+        return {FACTORS: factors, RANKS: ExpectedArray((len(self.shapes),), "int32"), **due}
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse impossible ranks, and factors of the wrong length or with a huge product."""

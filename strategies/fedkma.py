@@ -43,7 +43,7 @@ from pydantic import Field
 
 from strategies.core.flower import log
 from strategies.core.probabilities import check_simplex
-from strategies.core.replies import Due, InvalidReplyError, Reply
+from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
 from strategies.supernets import SearchSettings, SupernetStrategy
 
@@ -159,10 +159,13 @@ class FedKMA(SupernetStrategy):
     settings_type = FedKMASettings
     settings: FedKMASettings
 
-    def extra_due(self) -> dict[str, Due]:
+    def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
         """Require the mean logits of each class."""
         classes = self.plan.num_classes
-        return {CLASS_LOGITS: Due((classes, classes)), CLASS_FLAGS: Due((classes,))}
+        return {
+            CLASS_LOGITS: ExpectedArray((classes, classes)),
+            CLASS_FLAGS: ExpectedArray((classes,)),
+        }
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse flags other than 0 and 1."""
@@ -202,7 +205,7 @@ class FedKMA(SupernetStrategy):
                 n: {"irrelevancy": np.minimum(row, FARTHEST).astype(np.float32)}
                 for n, row in distances.items()
             },
-            due=lambda n: {"sharing": Due((givers,))},
+            due=lambda n: {"sharing": ExpectedArray((givers,))},
             check=lambda reply: check_simplex(reply.arrays["sharing"], "sharing"),
         )
         block = np.full((len(distances), givers), 1 / givers)

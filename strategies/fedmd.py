@@ -49,9 +49,9 @@ class FedMD(SoftPredictionStrategy):
     settings: DistillationSettings
     train_metrics = DISTILLATION_METRICS
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
+    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
         """Average the predictions of the round, shape (P, K)."""
-        return replace(self.state, lessons=self.mean_of(replies))
+        return replace(self.state, teachers=self.mean_of(replies))
 
     def mean_of(self, replies: dict[int, Reply]) -> NDArray[Any]:
         """Return the mean of the predictions, shape (P, K)."""

@@ -34,4 +34,4 @@ class FedRoD(ParameterStrategy):
     color_family = "apfl"
     train_metrics = (TRAIN_LOSS,)
     evaluation_metrics = (GLOBAL_ACCURACY,)
-    second_moment = ""
+    second_evaluation = ""

@@ -127,7 +127,7 @@ class FeSEM(ClusteredStrategy):
         assigned = nearest_centers([model[WEIGHTS] for model in models.values()], centers[WEIGHTS])
         return replace(self.moved(centers, models, assigned), model=self.average(models))
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> ClusterState:
+    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> ClusterState:
         """Assign each new client to its nearest center; the centers do not move."""
         weights = [reply.arrays[WEIGHTS] for reply in replies.values()]
         assigned = nearest_centers(weights, self.state.centers[WEIGHTS])

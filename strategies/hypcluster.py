@@ -19,7 +19,7 @@ Differences from the paper
 import numpy as np
 
 from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
-from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.server_models import ServerModels
 from strategies.parameters import Model, stacked
 
@@ -57,9 +57,9 @@ class HypCluster(ClusteredStrategy):
         cluster = reply.arrays[CLUSTER][0]
         return {kind: rows[cluster] for kind, rows in self.state.centers.items()}
 
-    def extra_due(self) -> dict[str, Due]:
+    def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
         """Require the number of the trained hypothesis."""
-        return {CLUSTER: Due((1,), "int64")}
+        return {CLUSTER: ExpectedArray((1,), "int64")}
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse the number of a hypothesis that does not exist."""

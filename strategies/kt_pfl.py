@@ -204,31 +204,33 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     settings_type: ClassVar[type[TeacherSettings]] = TeacherSettings
     settings: TeacherSettings
     train_metrics = DISTILLATION_METRICS
-    lessons_are_personal = True
+    teachers_are_personal = True
     state: TeacherState
 
     def begin(self, initial: Arrays) -> TeacherState:
         """Start with equal coefficients."""
         begun, plan = super().begin(initial), self.plan
         equal = self._with_all_cached(PairMatrix.equal(plan.num_clients, plan.new_client_ids))
-        return TeacherState(begun.releases, begun.lessons, begun.cache, equal)
+        return TeacherState(begun.releases, begun.teachers, begun.cache, equal)
 
-    def grown(self) -> TeacherState:
+    def with_more_clients(self) -> TeacherState:
         """Give clients that join 1/N in their rows and columns of c, and the mean teacher."""
-        grown, size = super().grown(), self.plan.num_clients
+        grown, size = super().with_more_clients(), self.plan.num_clients
         before = self.state.coefficients
         share = len(before.places) / size
-        more = self._with_all_cached(before.scaled(share).grown(size, 1 / size, 1 / size, 1))
-        lessons = with_means(grown.lessons, min(size, len(more.values) + 1))
-        return TeacherState(grown.releases, lessons, grown.cache, more)
+        more = self._with_all_cached(
+            before.scaled(share).with_more_clients(size, 1 / size, 1 / size, 1)
+        )
+        teachers = with_means(grown.teachers, min(size, len(more.values) + 1))
+        return TeacherState(grown.releases, teachers, grown.cache, more)
 
-    def lesson_of(self, partition_id: int) -> NDArray[Any]:
+    def teacher_of(self, partition_id: int) -> NDArray[Any]:
         """Return the teacher of one client, (P, K)."""
         # A client that has not trained has place -1, and its teacher is the last one.
-        lesson: NDArray[Any] = self.state.lessons[self.state.coefficients.places[partition_id]]
-        return lesson
+        teacher: NDArray[Any] = self.state.teachers[self.state.coefficients.places[partition_id]]
+        return teacher
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> TeacherState:
+    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> TeacherState:
         """Update the coefficients of the repliers, and mix the teachers of all clients."""
         repliers = list(replies)
         current = self.state.coefficients.with_members(repliers)
@@ -238,14 +240,14 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         updated = current.changed(repliers, repliers, block)
         mixing = self.mixing_coefficients(current, updated)
         weights = mixing.at(_receivers(mixing), repliers)
-        lessons = self.mix(normalized_rows(weights), predictions)
-        return replace(self.state, coefficients=updated, lessons=lessons)
+        teachers = self.mix(normalized_rows(weights), predictions)
+        return replace(self.state, coefficients=updated, teachers=teachers)
 
     def mixing_coefficients(self, current: PairMatrix, updated: PairMatrix) -> PairMatrix:
         """Return the coefficients that mix a round's teachers: the updated ones."""
         return updated
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> TeacherState:
+    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> TeacherState:
         """Update each new client's row, and mix its teacher.
 
         The server stores the teachers of the training clients, not their predictions. These
@@ -254,19 +256,19 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         """
         before = self.state.coefficients
         coefficients = before.with_members(replies)
-        lessons = self.state.lessons[before.places[_receivers(coefficients)]]
+        teachers = self.state.teachers[before.places[_receivers(coefficients)]]
         joined = set(self.trained)
         trained = [n for n in before.members if n in joined]
-        teachers = lessons[coefficients.places[trained]]
+        of_trained = teachers[coefficients.places[trained]]
         for n, own in zip(replies, self.stack_predictions(replies), strict=True):
-            predictions = np.concatenate([teachers, own[None]])
+            predictions = np.concatenate([of_trained, own[None]])
             members = [*trained, n]
             shares = self.sizes(members) / self.sizes(members).sum()
             block = self.updated_block(coefficients.at(members, members), predictions, shares)
             coefficients = coefficients.changed([n], members, block[-1:])
             row = normalized_rows(block[-1:])
-            lessons[coefficients.places[n]] = self.mix(row, predictions)[0]
-        return replace(self.state, coefficients=coefficients, lessons=lessons)
+            teachers[coefficients.places[n]] = self.mix(row, predictions)[0]
+        return replace(self.state, coefficients=coefficients, teachers=teachers)
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]

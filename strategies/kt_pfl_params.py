@@ -117,7 +117,7 @@ class KTpFLParams(ParameterStrategy):
     settings_type = KTpFLParamsSettings
     settings: KTpFLParamsSettings
     evaluates_trained_model = True
-    second_moment = "received"
+    second_evaluation = "received"
     state: KTpFLParamsState
 
     def begin(self, initial: Arrays) -> KTpFLParamsState:
@@ -125,11 +125,13 @@ class KTpFLParams(ParameterStrategy):
         equal = PairMatrix.equal(self.plan.num_clients, self.plan.new_client_ids)
         return KTpFLParamsState(dict(initial), equal, np.empty(0, dtype=np.int64), models={})
 
-    def grown(self) -> KTpFLParamsState:
+    def with_more_clients(self) -> KTpFLParamsState:
         """Give clients that join 1/N in their rows and columns of c."""
         coefficients, size = self.state.coefficients, self.plan.num_clients
         scaled = coefficients.scaled(len(coefficients.places) / size)
-        return replace(self.state, coefficients=scaled.grown(size, 1 / size, 1 / size, 1))
+        return replace(
+            self.state, coefficients=scaled.with_more_clients(size, 1 / size, 1 / size, 1)
+        )
 
     def model_for(self, partition_id: int) -> Model:
         """Mix the last round's models by the client's row of c."""
@@ -168,7 +170,7 @@ class KTpFLParams(ParameterStrategy):
             self.plan.num_clients,
         )
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> KTpFLParamsState:
+    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> KTpFLParamsState:
         """Update each new client's row over the last round's models and its own model."""
         state, trained = self.state, self.trained
         of_trained = [m for m, n in enumerate(state.repliers) if n in trained]

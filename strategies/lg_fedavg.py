@@ -24,7 +24,7 @@ import numpy as np
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.influence_limits import with_clipped_updates
-from strategies.core.replies import Arrays, Due, Reply
+from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
 from strategies.parameters import AVERAGES
 from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT, FeatureSettings, HeadState
@@ -47,7 +47,7 @@ class LGFedAvg(PersonalizedStrategy):
     settings: LGFedAvgSettings
     averages_parameters = True
     evaluates_trained_model = False
-    second_moment = "trained"
+    second_evaluation = "trained"
     state: HeadState
     server_models: ServerModels
 
@@ -63,11 +63,11 @@ class LGFedAvg(PersonalizedStrategy):
         """Send the mean head."""
         return self.state.head
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require a head, (K, d) and (K,)."""
         classes = self.plan.num_classes
         shape = classes, self.settings.feature_width or self.server_models.feature_width
-        return {HEAD_WEIGHT: Due(shape), HEAD_BIAS: Due((classes,))}
+        return {HEAD_WEIGHT: ExpectedArray(shape), HEAD_BIAS: ExpectedArray((classes,))}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> HeadState:
         """Average the heads."""

@@ -37,7 +37,7 @@ class MixtureStrategy(LibraryStrategy):
     matrix_name: ClassVar[str]
     """Name of the weights in the run directory."""
 
-    second_moment = "received"
+    second_evaluation = "received"
     state: MixtureState
 
     @abstractmethod
@@ -60,9 +60,9 @@ class MixtureStrategy(LibraryStrategy):
         identity = PairMatrix.identity(self.plan.num_clients)
         return MixtureState(dict(initial), library={}, attention=identity)
 
-    def grown(self) -> MixtureState:
+    def with_more_clients(self) -> MixtureState:
         """Give clients that join weight 1 on themselves."""
-        attention = self.state.attention.grown(self.plan.num_clients, diagonal=1)
+        attention = self.state.attention.with_more_clients(self.plan.num_clients, diagonal=1)
         return replace(self.state, attention=attention)
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> MixtureState:
@@ -74,7 +74,7 @@ class MixtureStrategy(LibraryStrategy):
             self.state, library=library, attention=attention.changed(library, library, weights)
         )
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> MixtureState:
+    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> MixtureState:
         """Compute each new client's weights on the last models of the training clients."""
         new = self.models_in(replies)
         attention = self.state.attention.with_members(new)

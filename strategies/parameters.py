@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.client_privacy import noised_mean
-from strategies.core.evaluations import Moment
+from strategies.core.evaluations import EvaluationPoint
 from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.privacy import privacy_spent
-from strategies.core.replies import Arrays, Due, Reply
+from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State
 from strategies.core.vector_kinds import BUFFERS
@@ -205,7 +205,7 @@ class ParameterStrategy(PersonalizedStrategy):
 
     Without overrides it is FedAvg: one global model, the mean of the clients' models weighted by
     the training samples that they reported when they joined. A method overrides `model_for` (the
-    model that a client receives), `extra_parts` and `extra_due` (further arrays), and
+    model that a client receives), `extra_parts` and `extra_expected_arrays` (further arrays), and
     `aggregate_models`.
     """
 
@@ -213,7 +213,7 @@ class ParameterStrategy(PersonalizedStrategy):
     needs_one_model = True
     averages_parameters = True
     evaluates_trained_model = False
-    second_moment: ClassVar[Moment] = "trained"
+    second_evaluation: ClassVar[EvaluationPoint] = "trained"
     state: ParameterState
 
     def begin(self, initial: Arrays) -> ParameterState:
@@ -230,7 +230,7 @@ class ParameterStrategy(PersonalizedStrategy):
         """Return the arrays that one client receives besides its model before training."""
         return {}
 
-    def extra_due(self) -> dict[str, Due]:
+    def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
         """Return the specification of the arrays besides the model in a train reply."""
         return {}
 
@@ -269,9 +269,9 @@ class ParameterStrategy(PersonalizedStrategy):
         """Send the client its model; nothing if it is evaluated right after it has trained."""
         return {} if self.evaluates_trained_model else self.model_for(partition_id)
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require a model like the global one, and the extra parts."""
-        return {**model_due(self.state.model), **self.extra_due()}
+        return {**expected_model(self.state.model), **self.extra_expected_arrays()}
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Clip updates of parameters to `update_cap` times the median norm.
@@ -292,7 +292,7 @@ class ParameterStrategy(PersonalizedStrategy):
 
     # ---- Differential privacy of clients -----------------------------------------------
 
-    def before_asking(self, server_round: int, sampled: Sequence[int]) -> ParameterState:
+    def state_before_training(self, server_round: int, sampled: Sequence[int]) -> ParameterState:
         """Count the release of the round's mean, so that an interrupted round counts twice.
 
         New clients train without one.
@@ -325,7 +325,7 @@ class SharedModelStrategy(ParameterStrategy):
     server_models: ServerModels
     needs_one_model = False
     evaluates_trained_model = True
-    second_moment = ""
+    second_evaluation = ""
 
     def begin(self, initial: Arrays) -> ParameterState:
         """Start from fresh weights of the shared model."""
@@ -354,7 +354,7 @@ class LibraryStrategy(ParameterStrategy):
     """
 
     evaluates_trained_model = True
-    second_moment: ClassVar[Moment] = ""
+    second_evaluation: ClassVar[EvaluationPoint] = ""
     state: LibraryState
 
     def begin(self, initial: Arrays) -> LibraryState:
@@ -374,6 +374,6 @@ class LibraryStrategy(ParameterStrategy):
         return dict(sorted({**self.state.library, **models}.items()))
 
 
-def model_due(model: Mapping[str, NDArray[Any]]) -> dict[str, Due]:
+def expected_model(model: Mapping[str, NDArray[Any]]) -> dict[str, ExpectedArray]:
     """Return the specification of every vector of a model like this one."""
-    return {kind: Due(vector.shape, str(vector.dtype)) for kind, vector in model.items()}
+    return {kind: ExpectedArray(vector.shape, str(vector.dtype)) for kind, vector in model.items()}

@@ -154,7 +154,7 @@ class PerFedCKT(SoftPredictionStrategy):
     settings_type = PerFedCKTSettings
     settings: PerFedCKTSettings
     train_metrics = (TRAIN_LOSS, Metric("cluster", averaged=False, low=0), Metric("weight", low=0))
-    lesson_name = "centroids"
+    teacher_name = "centroids"
     draws_samples_anew = False
     state: CentroidState
 
@@ -172,20 +172,23 @@ class PerFedCKT(SoftPredictionStrategy):
     def begin(self, initial: Arrays) -> CentroidState:
         """Start without cluster assignments."""
         begun, unassigned = super().begin(initial), np.full(self.plan.num_clients, -1)
-        return CentroidState(begun.releases, begun.lessons, begun.cache, unassigned)
+        return CentroidState(begun.releases, begun.teachers, begun.cache, unassigned)
 
-    def grown(self) -> CentroidState:
+    def with_more_clients(self) -> CentroidState:
         """Add clients without a cluster."""
-        grown, labels = super().grown(), padded(self.state.labels, self.plan.num_clients, -1)
-        return CentroidState(grown.releases, grown.lessons, grown.cache, labels)
+        grown, labels = (
+            super().with_more_clients(),
+            padded(self.state.labels, self.plan.num_clients, -1),
+        )
+        return CentroidState(grown.releases, grown.teachers, grown.cache, labels)
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Sample without replacement, with probabilities proportional to the capped `sizes`."""
         plan, sizes = self.plan, self.sizes(candidates)
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> CentroidState:
-        """Cluster the predictions of this round; the lessons are the centroids (c, A, K)."""
+    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> CentroidState:
+        """Cluster the predictions of this round; the teachers are the centroids (c, A, K)."""
         seed = int(random_generator(self.plan.seed, "k-means", server_round).integers(2**31))
         centroids, labels = cluster_predictions(
             self.stack_predictions(replies), self.settings.clusters, seed, self.mix
@@ -201,7 +204,7 @@ class PerFedCKT(SoftPredictionStrategy):
             )
         of_all = np.full(self.plan.num_clients, -1)
         of_all[list(replies)] = labels
-        return replace(self.state, lessons=centroids, labels=of_all)
+        return replace(self.state, teachers=centroids, labels=of_all)
 
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return the clusters of the round as ``clusters``, (N,), -1 for absent clients."""

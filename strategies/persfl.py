@@ -40,7 +40,7 @@ from strategies.core.flower import log
 from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import (
     Arrays,
-    Due,
+    ExpectedArray,
     InvalidReplyError,
     Metric,
     Reply,
@@ -197,7 +197,7 @@ class PersFL(FedAvg):
     settings_type = PersFLSettings
     needs_validation_data = True
     keeps_global_models = True
-    second_moment = ""
+    second_evaluation = ""
     evaluation_metrics = (
         Metric("lambda", low=0, high=1),
         Metric("temperature", low=0),
@@ -261,7 +261,7 @@ class PersFL(FedAvg):
         return self.exchange(
             PERSONALIZE,
             payloads=dict.fromkeys(clients, model),
-            due=lambda n: {PAIRS: Due((pairs, 2), "int32")},
+            due=lambda n: {PAIRS: ExpectedArray((pairs, 2), "int32")},
             check=lambda reply: check_pairs(reply, self.clients[reply.partition_id]),
         )
 

@@ -227,7 +227,7 @@ class PFedHN(ParameterStrategy):
             part[:] = 0
         return PFedHNState(dict(initial), network, velocity)
 
-    def grown(self) -> PFedHNState:
+    def with_more_clients(self) -> PFedHNState:
         """Give clients that join the mean of the embeddings, without momentum."""
         network, velocity, size = self.state.network, self.state.velocity, self.plan.num_clients
         return replace(
@@ -257,7 +257,7 @@ class PFedHN(ParameterStrategy):
             parameters[name] -= np.multiply(velocities[name], rate, out=part)
         return replace(self.state, model=self.average(models))
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> PFedHNState:
+    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> PFedHNState:
         """Take a step on each new client's embedding only; the hypernetwork is fixed."""
         settings, network = self.settings, self.state.network
         velocity = self.state.velocity.embeddings

@@ -65,7 +65,7 @@ class PFedMe(ParameterStrategy):
     settings: PFedMeSettings
     needs_plain_descent = True
     evaluation_metrics = (GLOBAL_ACCURACY,)
-    second_moment = ""
+    second_evaluation = ""
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:

@@ -45,7 +45,7 @@ from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.probabilities import softmax
 from strategies.core.randomized_response import label_frequencies
 from strategies.core.randomness import random_generator
-from strategies.core.replies import Arrays, Due, InvalidReplyError, Reply
+from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
 from strategies.soft_predictions import (
     DistillationSettings,
@@ -205,17 +205,17 @@ class PrivateKT(SoftPredictionStrategy):
         """Return which public samples a client labels, shape (P,): none for a new client."""
         return super().asked(server_round, partition_id) & self.state.knowledge
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require a label of each knowledge sample."""
         number = int(self.asked(server_round, partition_id).sum())
-        return {LABELS: Due((number,), "uint16")} if number else {}
+        return {LABELS: ExpectedArray((number,), "uint16")} if number else {}
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse labels that are no classes."""
         if LABELS in reply.arrays and (reply.arrays[LABELS] >= self.plan.num_classes).any():
             raise InvalidReplyError(f"{LABELS} hold a number beyond {self.plan.num_classes - 1}")
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> PrivateKTState:
+    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> PrivateKTState:
         """Train the server's model on the labels, and let it predict on the public samples."""
         settings, state = self.settings, self.state
         sent = np.stack([reply.arrays[LABELS] for reply in replies.values()])
@@ -227,7 +227,7 @@ class PrivateKT(SoftPredictionStrategy):
         logits = self.server_models.predict(self.architecture, model, server_round)
         return replace(
             state,
-            lessons=softmax((logits / settings.temperature).astype(float)).astype(np.float32),
+            teachers=softmax((logits / settings.temperature).astype(float)).astype(np.float32),
             model=model,
             knowledge=self.drawn(server_round + 1, model),
             samples=samples,

@@ -16,7 +16,7 @@ from pydantic import Field
 from strategies.base import PersonalizedStrategy
 from strategies.core.influence_limits import with_clipped_rows
 from strategies.core.plan import Settings
-from strategies.core.replies import Due, InvalidReplyError, Reply
+from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State
 
@@ -68,10 +68,13 @@ class ClassMeanStrategy(PersonalizedStrategy):
         width: int = self.settings.feature_width  # type: ignore[attr-defined]
         return width or self.server_models.feature_width
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require class means, (K, d), and counts, (K,)."""
         classes = self.plan.num_classes
-        return {CLASS_MEANS: Due((classes, self.width)), CLASS_COUNTS: Due((classes,))}
+        return {
+            CLASS_MEANS: ExpectedArray((classes, self.width)),
+            CLASS_COUNTS: ExpectedArray((classes,)),
+        }
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Clip long means, and scale counts above the size that counts for a client.

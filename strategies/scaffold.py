@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.plan import Settings
-from strategies.core.replies import Arrays, Due, Reply
+from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
 from strategies.parameters import (
     AVERAGES,
@@ -115,9 +115,9 @@ class Scaffold(ParameterStrategy):
         """Send c."""
         return {CONTROL: self.state.control}
 
-    def extra_due(self) -> dict[str, Due]:
+    def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
         """Require c_n."""
-        return {CONTROL: Due(self.state.control.shape)}
+        return {CONTROL: ExpectedArray(self.state.control.shape)}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ScaffoldState:
         """Step towards the mean of the clients' models, and average all c_n."""

@@ -40,7 +40,7 @@ from pydantic import Field
 
 from strategies.core.caching import packed_mask, unpacked_mask
 from strategies.core.plan import RunPlan, Settings
-from strategies.core.replies import Arrays, Due, Reply
+from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
@@ -138,25 +138,27 @@ class SelectiveFD(SoftPredictionStrategy):
         """Start without a teacher."""
         plain = super().begin(initial)
         kept = np.zeros(self.plan.public_size, dtype=np.bool_)
-        return SelectiveState(plain.releases, plain.lessons, plain.cache, kept)
+        return SelectiveState(plain.releases, plain.teachers, plain.cache, kept)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the last teacher and its mask."""
         payload = super().train_payload(server_round, partition_id)
-        if not self.state.lessons.size:
+        if not self.state.teachers.size:
             return payload
         return {**payload, **self.round.once(KEPT, lambda: {KEPT: packed_mask(self.state.kept)})}
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require soft predictions, and which of them count."""
         due = super().expected_arrays(server_round, partition_id)
         size = len(packed_mask(self.state.kept))
-        return {**due, SELECTED: Due((size,), "uint8")} if due else due
+        return {**due, SELECTED: ExpectedArray((size,), "uint8")} if due else due
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> SelectiveState:
+    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> SelectiveState:
         """Average each sample's selected predictions, and drop ambiguous ones."""
         size = self.plan.public_size
         masks = [unpacked_mask(reply.arrays[SELECTED], size) for reply in replies.values()]
         predictions = self.stack_predictions(replies)
-        lessons, kept = selective_mean(predictions, np.stack(masks), self.settings.server_threshold)
-        return replace(self.state, lessons=lessons, kept=kept)
+        teachers, kept = selective_mean(
+            predictions, np.stack(masks), self.settings.server_threshold
+        )
+        return replace(self.state, teachers=teachers, kept=kept)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
-from strategies.core.caching import ASKED, TAUGHT, LessonCache, packed_mask
+from strategies.core.caching import ASKED, TAUGHT, TeacherCache, packed_mask
 from strategies.core.flower import log
 from strategies.core.growing import padded
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
@@ -31,7 +31,7 @@ from strategies.core.probabilities import (
     NumberFormat,
     normalized_rows,
 )
-from strategies.core.replies import Arrays, Due, Metric, Reply
+from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply
 from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import zero_or_at_least
@@ -158,23 +158,24 @@ class SoftPredictionState(State):
     ----------
     releases : ndarray
         Shape (N,) or longer, number of requests for predictions per client.
-    lessons : ndarray
+    teachers : ndarray
         Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
         before the first.
-    cache : LessonCache or None
-        The lessons on all public samples; None without `cache_rounds`.
+    cache : TeacherCache or None
+        The teachers on all public samples; None without `cache_rounds`.
     """
 
     releases: NDArray[np.int64]
-    lessons: NDArray[Any]
-    cache: LessonCache | None
+    teachers: NDArray[Any]
+    cache: TeacherCache | None
 
 
 class SoftPredictionStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with soft predictions on public samples, and nothing else.
 
-    Models stay on the clients, so they may differ in architecture. A method overrides `teach`,
-    which computes the teachers of the next round from the predictions of a round.
+    Models stay on the clients, so they may differ in architecture. A method overrides
+    `update_teachers`, which computes the teachers of the next round from the predictions of a
+    round.
     """
 
     exchanged = "soft predictions"
@@ -184,11 +185,11 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     server_models: ServerModels
     needs_public_data = True
 
-    lesson_name: ClassVar[str] = "teacher"
-    """Name of the array of lessons in messages."""
+    teacher_name: ClassVar[str] = "teacher"
+    """Name of the array of teachers in messages."""
 
-    lessons_are_personal: ClassVar[bool] = False
-    """Whether each client has its own lessons, (N, P, K), or all receive the same."""
+    teachers_are_personal: ClassVar[bool] = False
+    """Whether each client has its own teachers, (N, P, K), or all receive the same."""
 
     draws_samples_anew: ClassVar[bool] = True
     """Whether each round draws new public samples."""
@@ -204,41 +205,45 @@ class SoftPredictionStrategy(PersonalizedStrategy):
             )
 
     def begin(self, initial: Arrays) -> SoftPredictionState:
-        """Start without releases and lessons."""
+        """Start without releases and teachers."""
         plan = self.plan
         cache = None
         if self.settings.cache_rounds:
-            cache = LessonCache.empty(plan.num_clients, self.server_models.public_pool_size)
+            cache = TeacherCache.empty(plan.num_clients, self.server_models.public_pool_size)
         return SoftPredictionState(
             releases=np.zeros(plan.num_clients, dtype=np.int64),
-            lessons=np.empty((0, plan.public_size, plan.num_classes), dtype=np.float32),
+            teachers=np.empty((0, plan.public_size, plan.num_classes), dtype=np.float32),
             cache=cache,
         )
 
-    def grown(self) -> SoftPredictionState:
+    def with_more_clients(self) -> SoftPredictionState:
         """Add clients without releases.
 
         Releases to clients of a failed attempt with more clients stay counted.
         """
         state, size = self.state, self.plan.num_clients
         counted = max(size, len(state.releases))
-        cache = state.cache.grown(size, self.lessons_are_personal) if state.cache else None
+        cache = (
+            state.cache.with_more_clients(size, self.teachers_are_personal) if state.cache else None
+        )
         return replace(state, releases=padded(state.releases, counted), cache=cache)
 
     # ---- Hook of methods -------------------------------------------------------------
 
-    def teach(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
-        """Return the state with lessons, (..., A, K), from predictions on the A samples."""
+    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
+        """Return the state with teachers, (..., A, K), from predictions on the A samples."""
         raise NotImplementedError
 
-    def lesson_of(self, partition_id: int) -> NDArray[Any]:
-        """Return the personal lesson of one client, (P, K)."""
-        lesson: NDArray[Any] = self.state.lessons[partition_id]
-        return lesson
+    def teacher_of(self, partition_id: int) -> NDArray[Any]:
+        """Return the personal teacher of one client, (P, K)."""
+        teacher: NDArray[Any] = self.state.teachers[partition_id]
+        return teacher
 
     # ---- Hooks of every strategy -----------------------------------------------------
 
-    def before_asking(self, server_round: int, sampled: Sequence[int]) -> SoftPredictionState:
+    def state_before_training(
+        self, server_round: int, sampled: Sequence[int]
+    ) -> SoftPredictionState:
         """Count the releases before clients are asked, whether or not their replies arrive.
 
         With noise the count is saved at once, so that a round that is interrupted and repeated
@@ -254,11 +259,11 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return replace(self.state, releases=releases)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the last lessons, and which samples to predict on unless all."""
+        """Send the last teachers, and which samples to predict on unless all."""
         asked = self._bits(ASKED, self.asked(server_round, partition_id))
-        return {**self._lessons_for(server_round, partition_id), **asked}
+        return {**self._teachers_for(server_round, partition_id), **asked}
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require soft predictions, (A, K), on the requested samples."""
         num_asked = int(self.asked(server_round, partition_id).sum())
         if not num_asked:
@@ -267,17 +272,17 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return {PREDICTIONS: DueProbabilities(shape, number_format=self.settings.wire)}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
-        """Compute lessons on the requested samples; use cached lessons for the others."""
+        """Compute teachers on the requested samples; use cached teachers for the others."""
         cache = self.state.cache
         if cache is None:
-            return self.teach(server_round, replies)
+            return self.update_teachers(server_round, replies)
         samples, state = self._samples(server_round), self.state
         due = cache.due(samples, server_round, self.settings.cache_rounds)
         cache = cache.held(self._samples(server_round - 1), replies, self.round.exchange.failures)
         if due.any():
-            state = self.teach(server_round, replies)
-            cache = cache.taught(samples[due], state.lessons, server_round)
-        return replace(state, lessons=cache.lessons[..., samples, :], cache=cache)
+            state = self.update_teachers(server_round, replies)
+            cache = cache.taught(samples[due], state.teachers, server_round)
+        return replace(state, teachers=cache.teachers[..., samples, :], cache=cache)
 
     # ---- New clients -----------------------------------------------------------------
 
@@ -286,7 +291,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return copy.deepcopy(replace(self.state, cache=None))
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
-        """Send lessons from the second round on, as in training."""
+        """Send teachers from the second round on, as in training."""
         if step == 1:
             return self._bits(ASKED, self.asked(step, partition_id))
         return self.train_payload(step, partition_id)
@@ -296,9 +301,9 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     def asked(self, server_round: int, partition_id: int) -> NDArray[np.bool_]:
         """Return on which of a round's public samples a client predicts, shape (P,).
 
-        A new client predicts on none if all clients receive the same lessons.
+        A new client predicts on none if all clients receive the same teachers.
         """
-        if self.members.is_new(partition_id) and not self.lessons_are_personal:
+        if self.members.is_new(partition_id) and not self.teachers_are_personal:
             return np.zeros(self.plan.public_size, dtype=np.bool_)
         if self.state.cache is None:
             return np.ones(self.plan.public_size, dtype=np.bool_)
@@ -310,25 +315,25 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         drawn_in = server_round if self.draws_samples_anew else FIXED_SUBSET
         return self.server_models.public_subset(drawn_in)
 
-    def _lessons_for(self, server_round: int, partition_id: int) -> Arrays:
-        """Encode the lessons of the last round, or those that a client lacks."""
+    def _teachers_for(self, server_round: int, partition_id: int) -> Arrays:
+        """Encode the teachers of the last round, or those that a client lacks."""
         state = self.state
-        if not state.lessons.size:
+        if not state.teachers.size:
             return {}
         missing = np.ones(self.plan.public_size, dtype=np.bool_)
         if state.cache:
             missing = state.cache.missing(partition_id, self._samples(server_round - 1))
-        if self.lessons_are_personal:
-            return self._encode(self.lesson_of(partition_id), missing)
-        return self.round.once(missing.tobytes(), lambda: self._encode(state.lessons, missing))
+        if self.teachers_are_personal:
+            return self._encode(self.teacher_of(partition_id), missing)
+        return self.round.once(missing.tobytes(), lambda: self._encode(state.teachers, missing))
 
-    def _encode(self, lessons: NDArray[Any], missing: NDArray[np.bool_]) -> Arrays:
-        """Encode the missing ones among lessons, (..., P, K)."""
+    def _encode(self, teachers: NDArray[Any], missing: NDArray[np.bool_]) -> Arrays:
+        """Encode the missing ones among teachers, (..., P, K)."""
         bits = self._bits(TAUGHT, missing)
         if not missing.any():
             return bits
-        rows = lessons[..., missing, :] if bits else lessons
-        return {**self.settings.wire.encode(self.lesson_name, rows), **bits}
+        rows = teachers[..., missing, :] if bits else teachers
+        return {**self.settings.wire.encode(self.teacher_name, rows), **bits}
 
     def _bits(self, name: str, mask: NDArray[np.bool_]) -> Arrays:
         """Encode a mask; empty if all samples are selected."""

@@ -121,6 +121,6 @@ class Spider(ParameterStrategy):
     color_family = "fedkma"
     settings_type = SpiderSettings
     evaluates_trained_model = True
-    second_moment = ""
+    second_evaluation = ""
     needs_validation_data = True
     train_metrics = (TRAIN_LOSS, Metric("operations", low=0))

@@ -95,7 +95,7 @@ class SupernetStrategy(ParameterStrategy):
 
     # ---- Hooks of every parameter method ---------------------------------------------
 
-    def grown(self) -> SupernetState:
+    def with_more_clients(self) -> SupernetState:
         """Give clients that join 1/N in M, and the mean of the mixed models."""
         size = self.plan.num_clients
         return replace(
@@ -125,7 +125,7 @@ class SupernetStrategy(ParameterStrategy):
         last_replies = list(replies.values()) if is_needed else ()
         return replace(self.state, sharing=sharing, mixed=mixed, last_replies=last_replies)
 
-    def welcome(self, step: int, replies: dict[int, Reply]) -> SupernetState:
+    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> SupernetState:
         """Mix each new client's model with those of the last round's repliers by its row of M."""
         givers = dict(enumerate(self.state.last_replies))
         models = list(self.models_in(givers).values())

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client, train_together
-from fedkd_flwr.clients.policy import OURS
+from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.runs import read_checkpoint
@@ -39,7 +39,9 @@ def client_of(flat, partition_id=0, context=None, **changes):
     """Build the client of a run config, one that remembers nothing if no context is given."""
     if context is None:
         run_config = read_config({**flat, **changes}).flat()
-        context = Context(1, 1, {"partition-id": partition_id, **OURS}, RecordDict(), run_config)
+        context = Context(
+            1, 1, {"partition-id": partition_id, **TRUSTED_NODE}, RecordDict(), run_config
+        )
     return build_client(context)
 
 

@@ -149,7 +149,7 @@ def test_options_of_one_comparison_are_refused_by_name(folders):
     command = ["compare", "--across", *map(str, folders)]
     unread = {
         "--format": ["csv"], "--per-client": [], "--pairs": [], "--paper": ["a.toml"],
-        "--target": ["0.5"], "--best-moment": [], "--allow-code": ["*"],
+        "--target": ["0.5"], "--best-evaluation": [], "--allow-code": ["*"],
     }  # fmt: skip
     for name, values in unread.items():
         result = CliRunner().invoke(app, [*command, name, *values])

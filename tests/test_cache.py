@@ -266,12 +266,12 @@ def test_no_copy_is_left_of_a_deleted_image(folder, tmp_path):
     next(images.rglob("*.png")).unlink()
     load_node_data(images, (3, 32, 32), 10)
     assert len(list(folder.iterdir())) == 2  # the deleted image is in the first
-    result = CliRunner().invoke(app, ["forget"])
+    result = CliRunner().invoke(app, ["clear-cache"])
     assert result.output.startswith(f"{folder}: removed 2 files, 0.")
     assert list(folder.iterdir()) == []
-    assert CliRunner().invoke(app, ["forget"]).output.startswith(f"{folder}: removed 0 files")
+    assert CliRunner().invoke(app, ["clear-cache"]).output.startswith(f"{folder}: removed 0 files")
 
 
 def test_without_a_cache_nothing_is_forgotten(monkeypatch):
     monkeypatch.setenv("FEDKD_CACHE", "off")
-    assert "no decoded copies are kept" in CliRunner().invoke(app, ["forget"]).output
+    assert "no decoded copies are kept" in CliRunner().invoke(app, ["clear-cache"]).output

@@ -9,9 +9,9 @@ from test_hostile_replies import attacking, of_honest, run_among, silent
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients.soft_predictions import LESSONS, SoftPredictionClient
+from fedkd_flwr.clients.soft_predictions import TEACHERS, SoftPredictionClient
 from fedkd_flwr.data.public import public_subset
-from strategies.core.caching import LessonCache, packed_mask, unpacked_mask
+from strategies.core.caching import TeacherCache, packed_mask, unpacked_mask
 from strategies.core.privacy import privacy_spent
 from strategies.soft_predictions import SoftPredictionStrategy
 
@@ -48,7 +48,7 @@ def asked_by_hand(rounds, cache_rounds):
 
 def test_a_teacher_prediction_is_reused_for_cache_rounds():
     made = np.array([0, 1, 2, 3], dtype=np.int32)
-    cache = replace(LessonCache.empty(1, 4), made=made)
+    cache = replace(TeacherCache.empty(1, 4), made=made)
     assert cache.due(np.arange(4), 4, 2).tolist() == [True, True, False, False]
     assert cache.due(np.arange(4), 4, 0).all()
 
@@ -93,18 +93,18 @@ def test_a_method_with_fixed_samples_exchanges_all_or_nothing(cached, tmp_path):
 def test_a_client_distills_from_the_teacher_that_was_sent(strategy, cached, tmp_path, monkeypatch):
     """Whoever was away, came later or was not heard: what it holds and gets is the whole."""
     taught, learned = {}, {}
-    aggregate, lessons = SoftPredictionStrategy.aggregate, SoftPredictionClient.lessons
+    aggregate, teachers = SoftPredictionStrategy.aggregate, SoftPredictionClient.teachers
 
     def watched_aggregate(self, server_round, replies):
         state = aggregate(self, server_round, replies)
-        taught[server_round] = state.lessons.copy(), self.lessons_are_personal
+        taught[server_round] = state.teachers.copy(), self.teachers_are_personal
         return state
 
-    def watched_lessons(self, name, received, drawn_in):
-        lesson = lessons(self, name, received, drawn_in)
-        if lesson is not None:
-            learned[self.run_round, self.partition_id] = lesson.numpy()
-        return lesson
+    def watched_teachers(self, name, received, drawn_in):
+        teacher = teachers(self, name, received, drawn_in)
+        if teacher is not None:
+            learned[self.run_round, self.partition_id] = teacher.numpy()
+        return teacher
 
     def app(message, context):
         server_round, _, n = key_of(message, context)
@@ -114,14 +114,14 @@ def test_a_client_distills_from_the_teacher_that_was_sent(strategy, cached, tmp_
         return client_app(message, context)
 
     monkeypatch.setattr(SoftPredictionStrategy, "aggregate", watched_aggregate)
-    monkeypatch.setattr(SoftPredictionClient, "lessons", watched_lessons)
+    monkeypatch.setattr(SoftPredictionClient, "teachers", watched_teachers)
     changes = {"strategy": strategy, "fraction-train": 0.75, "num-server-rounds": 6}
     run, _ = run_with(app, cached, tmp_path / "run", **changes)
     assert run.rounds["failures"].tolist() == [0, 0, 1, 0, 0, 0]
     assert len(learned) == 3 * 5 - 1
-    for (t, n), lesson in learned.items():
+    for (t, n), teacher in learned.items():
         whole, personal = taught[t - 1]
-        np.testing.assert_array_equal(lesson, whole[n] if personal else whole)
+        np.testing.assert_array_equal(teacher, whole[n] if personal else whole)
 
 
 def test_the_bytes_fall_and_no_cache_is_another_run(cached, tmp_path):
@@ -150,7 +150,7 @@ def test_a_continued_run_is_bit_identical(strategy, cached, tmp_path):
     for column in ("loss_mean", "bytes_up", "bytes_down"):
         assert list(longer.rounds[column]) == list(whole.rounds[column])
     states = [state_of(tmp_path / name) for name in ("run", "whole")]
-    assert {"cache/lessons", "cache/made", "cache/holds"} < set(states[0])
+    assert {"cache/teachers", "cache/made", "cache/holds"} < set(states[0])
     for name, array in states[1].items():
         np.testing.assert_array_equal(states[0][name], array)
 
@@ -161,7 +161,7 @@ def test_a_client_that_lost_its_memory_receives_everything_again(cached, tmp_pat
     def app(message, context):
         server_round, _, n = key_of(message, context)
         if (server_round, n) == (3, 1):
-            del context.state[LESSONS]
+            del context.state[TEACHERS]
         return witness(message, context)
 
     run, _ = run_with(app, cached, tmp_path / "run", strategy="kt-pfl")

@@ -78,11 +78,11 @@ def test_one_teacher_is_kept_and_broadcast(small, tmp_path):
     assert list(whole.rounds["numbers_down_broadcast"]) == [0, 40 * 10]
     fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
     after_one = state_of(tmp_path / "run")
-    assert set(after_one) == {"releases", "lessons"}
+    assert set(after_one) == {"releases", "teachers"}
     fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
     after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
-    np.testing.assert_array_equal(after_two["lessons"], at_once["lessons"])
-    assert not np.array_equal(after_one["lessons"], after_two["lessons"])
+    np.testing.assert_array_equal(after_two["teachers"], at_once["teachers"])
+    assert not np.array_equal(after_one["teachers"], after_two["teachers"])
 
 
 # ---- Settings ------------------------------------------------------------------------

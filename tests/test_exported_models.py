@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
-from fedkd_flwr.clients.policy import OURS
+from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.folders import class_names
@@ -155,7 +155,7 @@ def test_a_model_without_a_whole_card_is_left_out_of_the_list(models, logged):
         ({}, False, True, "1-ab12/round-000030/0.json"),
         ({}, True, True, "1-ab12/round-000030/0.json"),
         ({}, False, False, None),
-        (OURS, False, True, "0.json"),
+        (TRUSTED_NODE, False, True, "0.json"),
     ],
 )
 def test_a_node_of_its_own_operator_keeps_the_models_of_all_runs_and_rounds(

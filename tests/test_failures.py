@@ -9,7 +9,7 @@ from helpers import Witness, breaking, raising, replacing, run_with
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.node import read_node
-from fedkd_flwr.clients.policy import OURS
+from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from strategies.core.replies import TooFewRepliesError
@@ -292,4 +292,4 @@ def test_the_public_hash_of_the_run_overrides_the_majority(small, tmp_path):
 )
 def test_an_invalid_number_in_a_nodes_config_is_reported(node_config, sentence, small):
     with pytest.raises(ValueError, match=sentence):
-        read_node({**OURS, **node_config}, read_config(small).run)
+        read_node({**TRUSTED_NODE, **node_config}, read_config(small).run)

@@ -13,7 +13,7 @@ from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.vectors import matrix_shapes, model_vectors
 from strategies.core.low_rank import compressed, rank_for_energy, restored
 from strategies.core.plan import RunPlan
-from strategies.core.replies import Due, InvalidReplyError
+from strategies.core.replies import ExpectedArray, InvalidReplyError
 from strategies.fedkd import FedKD, FedKDSettings
 
 
@@ -169,10 +169,10 @@ def test_invalid_factors_are_refused(arrays, reason):
 
 
 def test_an_array_of_open_length_is_bounded():
-    due = Due((5, 2), at_most=True)
+    due = ExpectedArray((5, 2), at_most=True)
     shapes = [(5, 2), (0, 2), (6, 2), (-1, 2), (3, 3), (3,)]
     assert [due.admits(shape) for shape in shapes] == [True, True, False, False, False, False]
-    assert not Due((5, 2)).admits((4, 2))
+    assert not ExpectedArray((5, 2)).admits((4, 2))
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_the_new_row_and_column_of_c_are_one_nth(small, tmp_path, silos):
     settings = {**settings_of(small, tmp_path, "kt-pfl"), "kt-pfl.coefficient-learning-rate": 0.0}
     witness = Witness()
     run_with(witness, settings, tmp_path / "run", node_configs=silos)
-    teachers = read_checkpoint(tmp_path / "run").state["lessons"]
+    teachers = read_checkpoint(tmp_path / "run").state["teachers"]
     run, _ = grown(witness, settings, tmp_path, silos)
     np.testing.assert_allclose(run.matrices["coefficients"][1], np.full((4, 4), 0.25))
     assert np.isnan(run.matrices["coefficients"][0, 3]).all()

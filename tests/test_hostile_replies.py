@@ -18,7 +18,7 @@ from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
 from strategies.core.replies import (
     LONGEST_REASON,
-    Due,
+    ExpectedArray,
     InvalidReplyError,
     checked_arrays,
     error_reason,
@@ -271,7 +271,7 @@ def npz():
 def test_bytes_that_are_no_array_are_refused(data):
     array = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)
     with pytest.raises(InvalidReplyError, match=r"^a (cannot be decoded|is not an array)"):
-        checked_arrays({"a": array}, {"a": Due((3,))})
+        checked_arrays({"a": array}, {"a": ExpectedArray((3,))})
 
 
 @pytest.mark.parametrize("shape", [(-5,), (2, -(10**30)), (10**6,) * 10**5])

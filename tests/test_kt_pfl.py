@@ -258,7 +258,7 @@ def test_without_others_a_client_is_taught_by_its_own_predictions():
     replies = {n: predicting(own) for n, own in enumerate(predictions)}
     strategy.state = strategy.aggregate(1, replies)
     for n, own in enumerate(predictions):
-        np.testing.assert_allclose(strategy.lesson_of(n), own, atol=1e-6)
+        np.testing.assert_allclose(strategy.teacher_of(n), own, atol=1e-6)
 
 
 def test_rows_without_mass_become_uniform():
@@ -285,12 +285,12 @@ def test_a_new_client_is_taught_by_those_who_have_joined(kind):
     predictions, own = random_simplex(rng, 3, 6, 3), random_simplex(rng, 6, 3)
     strategy = strategy_with_clients(kind)
     strategy.state = strategy.aggregate(1, {n: predicting(predictions[n]) for n in range(3)})
-    lessons = [strategy.lesson_of(n) for n in (0, 2)]
+    teachers = [strategy.teacher_of(n) for n in (0, 2)]
     del strategy.members.clients[1]
-    strategy.state = strategy.welcome(1, {3: predicting(own)})
+    strategy.state = strategy.with_new_clients(1, {3: predicting(own)})
     row = normalized_rows(strategy.state.coefficients.at([3], [0, 2, 3]))[0]
-    expected = np.einsum("m,mpk->pk", row, [*lessons, own])
-    np.testing.assert_allclose(strategy.lesson_of(3), expected, rtol=1e-5)
+    expected = np.einsum("m,mpk->pk", row, [*teachers, own])
+    np.testing.assert_allclose(strategy.teacher_of(3), expected, rtol=1e-5)
 
 
 def test_a_restored_strategy_continues_identically():

@@ -68,7 +68,7 @@ def stacked(predictions, *clients):
 
 def test_fedmd_teaches_the_mean_of_trained_clients(predictions):
     strategy = taught(FedMD, predictions)
-    strategy.state = strategy.welcome(1, {FIRST: predictions[FIRST]})
+    strategy.state = strategy.with_new_clients(1, {FIRST: predictions[FIRST]})
     mean = stacked(predictions, *TRAINED).mean(axis=0)
     for n in (FIRST, SECOND):
         np.testing.assert_allclose(strategy.new_client_payload(2, n)["teacher"], mean, rtol=1e-6)
@@ -81,9 +81,11 @@ def test_kt_pfl_updates_its_row_by_eq_7(predictions):
     before = strategy.state.coefficients.whole()
     np.testing.assert_allclose(before[np.ix_(TRAINED, TRAINED)].sum(axis=1), 1)
     np.testing.assert_array_equal(before[TRAINED][:, [FIRST, SECOND]], 0)
-    teachers = [strategy.lesson_of(n) for n in TRAINED]
+    teachers = [strategy.teacher_of(n) for n in TRAINED]
     givers = np.concatenate([teachers, stacked(predictions, FIRST)])
-    strategy.state = strategy.welcome(1, {FIRST: predictions[FIRST], SECOND: predictions[SECOND]})
+    strategy.state = strategy.with_new_clients(
+        1, {FIRST: predictions[FIRST], SECOND: predictions[SECOND]}
+    )
     row = torch.full((4,), 0.25, dtype=torch.float64, requires_grad=True)
     teacher = torch.tensordot(row, torch.tensor(givers).double(), dims=1)
     own = torch.tensor(givers[-1]).double()
@@ -97,19 +99,19 @@ def test_kt_pfl_updates_its_row_by_eq_7(predictions):
     after = strategy.state.coefficients.whole()
     np.testing.assert_allclose(after[FIRST, members], moved, rtol=1e-5)
     mixed = np.tensordot(moved, givers, axes=1)
-    np.testing.assert_allclose(strategy.lesson_of(FIRST), mixed, rtol=1e-5)
+    np.testing.assert_allclose(strategy.teacher_of(FIRST), mixed, rtol=1e-5)
     assert after[FIRST, SECOND] == 0
     np.testing.assert_array_equal(after[TRAINED], before[TRAINED])
 
 
 def test_topk_pfl_uses_the_teacher_of_the_most_similar_client(predictions):
     strategy = taught(TopKPFL, predictions, top_k=1)
-    lesson = strategy.lesson_of(TRAINED[1]).copy()
-    nearly = lesson * 0.999 + 0.001 / 3
-    strategy.state = strategy.welcome(
+    teacher = strategy.teacher_of(TRAINED[1]).copy()
+    nearly = teacher * 0.999 + 0.001 / 3
+    strategy.state = strategy.with_new_clients(
         1, {FIRST: reply_with({"predictions": nearly.astype(np.float32)})}
     )
-    np.testing.assert_allclose(strategy.lesson_of(FIRST), lesson, rtol=1e-6)
+    np.testing.assert_allclose(strategy.teacher_of(FIRST), teacher, rtol=1e-6)
 
 
 def test_public_samples_are_those_of_the_last_round():
@@ -118,7 +120,7 @@ def test_public_samples_are_those_of_the_last_round():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "table", "lessons"),
+    ("strategy", "table", "teachers"),
     [
         ("perfed-ckt", "perfed-ckt", "centroids"),
         ("ds-fl", "ds-fl", "teacher"),
@@ -126,15 +128,15 @@ def test_public_samples_are_those_of_the_last_round():
     ],
 )
 def test_common_teachers_are_sent_and_no_predictions_requested(
-    strategy, table, lessons, small, tmp_path
+    strategy, table, teachers, small, tmp_path
 ):
     flat = settings_for(strategy, small, **{f"{table}.cache-rounds": 1})
     (new,) = new_clients_of(flat)
     witness = Witness()
     run, _ = run_with(witness, flat, tmp_path / "run")
     state = read_checkpoint(run.path).state
-    assert lessons not in witness.down[1, "train", new]
-    np.testing.assert_array_equal(witness.down[2, "train", new][lessons], state["lessons"])
+    assert teachers not in witness.down[1, "train", new]
+    np.testing.assert_array_equal(witness.down[2, "train", new][teachers], state["teachers"])
     assert witness.up[1, "train", new] == witness.up[2, "train", new] == {}
     assert state["releases"][new] == 0
 
@@ -150,7 +152,7 @@ def test_kt_pfl_params_mixes_last_models_with_its_own():
     mean = np.mean([models[n] for n in TRAINED], axis=0)
     np.testing.assert_allclose(strategy.model_for(FIRST)["weights"], mean)
     for _ in range(2):
-        strategy.state = strategy.welcome(
+        strategy.state = strategy.with_new_clients(
             1, {n: weights([100.0 * n, 9.0]) for n in (FIRST, SECOND)}
         )
         for n in (FIRST, SECOND):
@@ -164,7 +166,9 @@ def test_fedamp_uses_only_the_last_models():
     models = {n: np.array([n / 4, 0.5]) for n in range(5)}
     strategy.state = strategy.aggregate(1, {n: weights(models[n]) for n in TRAINED})
     for _ in range(2):
-        strategy.state = strategy.welcome(1, {n: weights(models[n]) for n in (FIRST, SECOND)})
+        strategy.state = strategy.with_new_clients(
+            1, {n: weights(models[n]) for n in (FIRST, SECOND)}
+        )
     for n in (FIRST, SECOND):
         pulls = {m: 0.1 * np.exp(-np.square(models[n] - models[m]).sum() / 2) / 2 for m in TRAINED}
         mixed = (1 - sum(pulls.values())) * models[n] + sum(pulls[m] * models[m] for m in TRAINED)
@@ -175,7 +179,9 @@ def test_fesem_sends_the_nearest_center():
     strategy = server(FeSEM, FeSEMSettings(clusters=2), weights=[0, 0])
     centers = {"weights": np.array([[0, 0], [4, 0]], dtype=np.float32)}
     strategy.state = replace(strategy.state, centers=centers)
-    strategy.state = strategy.welcome(1, {FIRST: weights([1.9, 5]), SECOND: weights([2.1, 5])})
+    strategy.state = strategy.with_new_clients(
+        1, {FIRST: weights([1.9, 5]), SECOND: weights([2.1, 5])}
+    )
     assert strategy.model_for(FIRST)["weights"].tolist() == [0, 0]
     assert strategy.model_for(SECOND)["weights"].tolist() == [4, 0]
 
@@ -188,7 +194,7 @@ def test_fedfomo_sends_the_models_with_the_largest_weights():
     sent = strategy.new_client_payload(1, FIRST)
     assert list(sent) == ["weights", "0/weights", "1/weights"]
     reply = reply_with({GAINS_OF_OTHERS: np.array([0.0, 1.0], dtype=np.float32)})
-    strategy.state = strategy.welcome(1, {FIRST: reply})
+    strategy.state = strategy.with_new_clients(1, {FIRST: reply})
     best = strategy.new_client_payload(2, FIRST)
     assert list(best) == ["0/weights", "1/weights"]
     np.testing.assert_array_equal(best["0/weights"], sent["1/weights"])
@@ -215,7 +221,7 @@ def test_pfedhn_updates_only_the_embedding():
         (0.5 * (made - torch.tensor(goal)).square().sum()).backward()
         velocity = 0.5 * velocity + leaf.grad.numpy()
         embedding = embedding - 0.1 * velocity
-        strategy.state = strategy.welcome(step, {FIRST: weights(goal)})
+        strategy.state = strategy.with_new_clients(step, {FIRST: weights(goal)})
         np.testing.assert_allclose(network.embeddings[FIRST], embedding, rtol=1e-4)
     np.testing.assert_allclose(
         strategy.model_for(FIRST)["weights"], generated_weights(network, FIRST)

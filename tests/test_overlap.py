@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 from helpers import client_of
 
 from fedkd_flwr import files
-from fedkd_flwr.clients import remembering
+from fedkd_flwr.clients import stateful
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.memory import Memory, MemoryFolder, forget_old_runs, locked
@@ -64,7 +64,7 @@ def arrived(monkeypatch):
         counted.release()
         return locked(folder)
 
-    monkeypatch.setattr(remembering, "locked", counting)
+    monkeypatch.setattr(stateful, "locked", counting)
     return counted
 
 
@@ -95,7 +95,7 @@ def test_a_message_goes_on_from_the_one_before_it(noise, small, tmp_path, monkey
     for _ in range(4):
         wait_for(arrived)
     slow, next_one = node.context(start.state), node.context(start.state)
-    note, has_trained = remembering.RememberingClient._note, threading.Event()
+    note, has_trained = stateful.StatefulClient._note, threading.Event()
 
     def note_late(client, server_round):
         if server_round == 2:
@@ -103,7 +103,7 @@ def test_a_message_goes_on_from_the_one_before_it(noise, small, tmp_path, monkey
             wait_for(arrived)  # the message of round 3
         note(client, server_round)
 
-    monkeypatch.setattr(remembering.RememberingClient, "_note", note_late)
+    monkeypatch.setattr(stateful.StatefulClient, "_note", note_late)
     second = in_thread(node.serve, 2, slow)
     wait_for(arrived)
     assert has_trained.wait(timeout=60)

@@ -48,7 +48,9 @@ def test_changes_survive_later_clients_and_files():
 
 def test_clients_that_join_have_the_entries_of_the_start():
     matrix = PairMatrix.identity(2).with_members([0]).changed([0], [0], np.array([[0.5]]))
-    np.testing.assert_array_equal(matrix.grown(4, diagonal=1).whole(), np.diag([0.5, 1, 1, 1]))
+    np.testing.assert_array_equal(
+        matrix.with_more_clients(4, diagonal=1).whole(), np.diag([0.5, 1, 1, 1])
+    )
 
 
 def test_kt_pfl_with_sampling_equals_the_rule_on_whole_matrices():
@@ -71,9 +73,9 @@ def test_kt_pfl_with_sampling_equals_the_rule_on_whole_matrices():
         np.testing.assert_array_equal(strategy.state.coefficients.whole(), whole)
         teachers = weighted_mean(normalized_rows(whole[:, repliers]), predictions)
         for n in (0, 7, 20, 150, 299):
-            np.testing.assert_allclose(strategy.lesson_of(n), teachers[n], rtol=1e-6)
+            np.testing.assert_allclose(strategy.teacher_of(n), teachers[n], rtol=1e-6)
     assert strategy.state.coefficients.values.shape == (5, 5)
-    assert strategy.state.lessons.shape == (6, 4, 3)
+    assert strategy.state.teachers.shape == (6, 4, 3)
 
 
 @pytest.fixture(scope="module")

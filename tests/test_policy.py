@@ -22,7 +22,7 @@ from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import (
-    OPEN,
+    TRUSTING_POLICY,
     NodeConfigError,
     NodePolicy,
     PolicyError,
@@ -69,13 +69,15 @@ def refusal(silo, flat, **changes):
 def test_a_node_outside_a_simulation_has_the_policy_of_a_deployment(monkeypatch):
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     assert read_policy({"partition-id": 0}) == NodePolicy()
-    assert read_policy({"trust-server": True}) == OPEN
+    assert read_policy({"trust-server": True}) == TRUSTING_POLICY
     assert not read_policy({"trust-server": True, "min-noise": 2}).min_noise < 2
 
 
 def test_clients_of_one_process_trust_the_server(small):
     grid = InProcessGrid(client_app, 2, read_config(small).flat())
-    assert all(read_policy(context.node_config) == OPEN for context in grid.contexts.values())
+    assert all(
+        read_policy(context.node_config) == TRUSTING_POLICY for context in grid.contexts.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -571,7 +573,7 @@ def test_a_node_with_its_own_data_has_a_split_for_use(small, silo):
 )
 def test_small_classes_are_reported_as_absent(counts, shown):
     assert NodePolicy().reported(np.array(counts)).tolist() == [bool(one) for one in shown]
-    assert OPEN.reported(np.array(counts)).tolist() == [count > 0 for count in counts]
+    assert TRUSTING_POLICY.reported(np.array(counts)).tolist() == [count > 0 for count in counts]
 
 
 def test_small_classes_do_not_leave_as_class_means(small, silo):

@@ -128,8 +128,8 @@ def test_one_kept_sample_teaches_nobody(kept, teaches, small):
         "teacher": np.full((size, 10), 0.1, np.float32),
         "kept": packed_mask(np.arange(size) < kept),
     }
-    lessons = client_of(small).lessons("teacher", received, drawn_in=1)
-    assert (lessons is not None) == teaches
+    teachers = client_of(small).teachers("teacher", received, drawn_in=1)
+    assert (teachers is not None) == teaches
 
 
 def test_unselected_predictions_are_uniform_and_runs_resume(small, tmp_path):

@@ -23,7 +23,6 @@ from fedkd_flwr.analysis.effects import (
 )
 from fedkd_flwr.analysis.groups import grouped
 from fedkd_flwr.analysis.loading import load_runs
-from fedkd_flwr.analysis.moments import at_best_moments
 from fedkd_flwr.analysis.notes import notes_on_evaluations, notes_on_groups, notes_on_seconds
 from fedkd_flwr.analysis.provenance import notes_on_provenance
 from fedkd_flwr.analysis.ranking import reading_order
@@ -31,6 +30,7 @@ from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.safeguards import note_on_safeguards, with_safeguards
+from fedkd_flwr.analysis.second_evaluation import at_best_evaluations
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
     check_same_data,
@@ -123,7 +123,7 @@ def compare(
     target: float | None = None,
     against: str = REFERENCE,
     *,
-    best_moment: bool = False,
+    best_evaluation: bool = False,
     allow_code: str | Iterable[str] = (),
 ) -> Comparison:
     """Put runs on the same splits side by side.
@@ -137,7 +137,7 @@ def compare(
         first round that has it.
     against : str
         What every method is compared with: a method, or the label of one of its settings.
-    best_moment : bool
+    best_evaluation : bool
         Show each method as received or after local training, whichever has the better validation
         accuracy; otherwise at the moment at which the method is evaluated.
     allow_code : str or iterable of str
@@ -167,7 +167,7 @@ def compare(
         raise IncomparableRunsError(" ".join([reason, *damaged]))
     check_same_data(finished)
     groups, repeated = grouped(finished)
-    groups = at_best_moments(groups) if best_moment else groups
+    groups = at_best_evaluations(groups) if best_evaluation else groups
     references = References(groups, against)
     if against != REFERENCE and not references.labels:
         raise ConfigError(

@@ -22,7 +22,7 @@ from torch import nn
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.analysis.writing import written_to
 from fedkd_flwr.client_app import build_client
-from fedkd_flwr.clients.policy import OURS
+from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.custom_objects.importing import find_callable, find_custom, is_custom
 from fedkd_flwr.data.clients import load_client
@@ -300,7 +300,9 @@ def _models_from_state(run: Run, configuration: Configuration) -> Iterator[nn.Mo
     rounds = len(run.round_rows)
     export = "run again with models-dir=FOLDER (a sweep with --save-models)"
     for n in range(configuration.run.plan.num_clients):
-        client = build_client(InProcessContext(configuration, 0, {"partition-id": n, **OURS}))
+        client = build_client(
+            InProcessContext(configuration, 0, {"partition-id": n, **TRUSTED_NODE})
+        )
         if not (strategy.evaluates_trained_model and client.keeps_model):
             raise RunDirectoryError(
                 f"{run.path.name} has no exported models, and clients of "

@@ -18,7 +18,7 @@ from torch import nn
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.persfl import PersFLClient
-from fedkd_flwr.clients.policy import OURS
+from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.memory import InProcessContext, round_of
@@ -167,7 +167,7 @@ def _new_client(
     if not 0 <= (partition_id or 0) < num_clients:
         raise ConfigError(f"The run has no partition {partition_id}, only 0 to {num_clients - 1}.")
     node_config: UserConfig = {
-        **OURS,
+        **TRUSTED_NODE,
         "partition-id": partition_id or 0,
         "data-path": data_path,
         "group-column": group_column,

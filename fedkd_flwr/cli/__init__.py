@@ -13,7 +13,7 @@ with ctrl_c_ends_the_process():
     import typer.core
 
     from fedkd_flwr.cli.bundles import bundles, superexec
-    from fedkd_flwr.cli.operating import forget, models, nodes, predict, stop
+    from fedkd_flwr.cli.operating import clear_cache, models, nodes, predict, stop
     from fedkd_flwr.cli.options import find_modules_here
     from fedkd_flwr.cli.results import (
         compare,
@@ -53,7 +53,7 @@ app = CommandLine(
 READERS = (compare, safeguard, rank, report, cross, personalize, genotypes, nodes)
 """Commands that read runs, which may be somebody else's and lie in the working directory."""
 
-COMMANDS = (run, sweep, tune, *READERS, doctor, predict, forget, stop)
+COMMANDS = (run, sweep, tune, *READERS, doctor, predict, clear_cache, stop)
 
 
 @app.callback()

@@ -1,4 +1,4 @@
-"""Commands of whoever operates nodes or uses their models: nodes, models, predict, forget, stop."""
+"""Commands of whoever operates nodes or uses their models."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -108,16 +108,16 @@ def predict(
         lines.writerows((p.file, p.label, f"{p.probability:.4f}") for p in predictions)
 
 
-def forget() -> None:
+def clear_cache() -> None:
     """Delete all cached copies of decoded images. Trained models do not change."""
     with one_clear_line(*FILE_ERRORS):
-        from fedkd_flwr.data.cache import cache_folder, forget_all
+        from fedkd_flwr.data.cache import cache_folder, remove_all
 
         folder = cache_folder()
         if folder is None:
             say("FEDKD_CACHE is off: no decoded copies are kept.")
             return
-        files, taken = forget_all(folder)
+        files, taken = remove_all(folder)
     say(f"{folder}: removed {files} files, {taken / 2**20:.1f} MiB")
 
 

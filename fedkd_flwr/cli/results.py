@@ -60,10 +60,10 @@ def compare(
     against: Annotated[
         str, typer.Option(metavar="METHOD", help="Compare every method with this one.")
     ] = "local",
-    best_moment: Annotated[
+    best_evaluation: Annotated[
         bool,
         typer.Option(
-            "--best-moment",
+            "--best-evaluation",
             help="Show each method as received or after local training, by validation accuracy.",
         ),
     ] = False,
@@ -90,7 +90,7 @@ def compare(
                 "--pairs": pairs,
                 "--paper": paper,
                 "--target": target is not None,
-                "--best-moment": best_moment,
+                "--best-evaluation": best_evaluation,
                 "--allow-code": allow_code,
             }
             if given := [name for name, value in of_one_comparison.items() if value]:
@@ -105,7 +105,7 @@ def compare(
             raise ConfigError(f"--format {layout} is not one of {', '.join(LAYOUTS)}.")
         code = allow_code or ()
         compared = comparison.compare(
-            runs, target, against, best_moment=best_moment, allow_code=code
+            runs, target, against, best_evaluation=best_evaluation, allow_code=code
         )
         if paper is not None:
             compared = beside_paper(compared, read_figures(paper))

@@ -18,7 +18,7 @@ from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.reply import Arrays as Arrays
 from fedkd_flwr.clients.reply import Training as Training
 from fedkd_flwr.clients.reply import TrainReply as TrainReply
-from fedkd_flwr.clients.safeguard import ALONE, Safeguard
+from fedkd_flwr.clients.safeguard import LOCAL, Safeguard
 from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.client_data import ClientData
@@ -239,7 +239,7 @@ class PersonalClient(ServingClient):
     @cached_property
     def safeguard(self) -> Safeguard | None:
         """The private model beside the method's, if the run asks for one."""
-        if not self.run.plan.safeguard.is_on or self.run.strategy == ALONE:
+        if not self.run.plan.safeguard.is_on or self.run.strategy == LOCAL:
             return None
         client, steps = self.private_client, self.gradient_steps
         return Safeguard(client, self.context, self.run, self.memory, self.data, steps)

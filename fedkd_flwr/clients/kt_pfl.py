@@ -26,7 +26,7 @@ class KTpFLClient(SoftPredictionClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Distill from the teacher if there is one, train locally, reply with soft predictions."""
         metrics = {}
-        teacher = self.lessons("teacher", received, drawn_in=server_round - 1)
+        teacher = self.teachers("teacher", received, drawn_in=server_round - 1)
         if teacher is not None:
             if self.settings.class_temperature_rate:
                 teacher = at_class_temperatures(teacher, self.class_temperatures())

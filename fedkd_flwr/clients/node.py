@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.clients.policy import (
-    OPEN,
     POLICY_KEYS,
+    TRUSTING_POLICY,
     NodeConfigError,
     NodePolicy,
     read_policy,
@@ -70,7 +70,7 @@ class Node:
     state_folder: Path | None
     models_folder: Path | None
     runs_kept: int
-    policy: NodePolicy = OPEN
+    policy: NodePolicy = TRUSTING_POLICY
 
     def memory_folder(self, run_id: str) -> Path | None:
         """Return the folder for the node's memory of a run, if any."""

@@ -1,6 +1,6 @@
 """The split of a node's own data, which its operator chooses."""
 
-from fedkd_flwr.clients.policy import ANY, SPLIT_FOR_USE, NodePolicy, PolicyError
+from fedkd_flwr.clients.policy import ANY, DEFAULT_SPLIT, NodePolicy, PolicyError
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.splits import read_split
 
@@ -9,7 +9,7 @@ FOR_SIMULATIONS = DataSettings().client_split
 stands for the split of each node."""
 
 
-def split_for_use(data: DataSettings, data_path: str, policy: NodePolicy) -> DataSettings:
+def node_split(data: DataSettings, data_path: str, policy: NodePolicy) -> DataSettings:
     """Return data settings in which a node with its own data has its own split.
 
     Raises
@@ -21,7 +21,7 @@ def split_for_use(data: DataSettings, data_path: str, policy: NodePolicy) -> Dat
         return data
     own, asked = policy.client_split, data.client_split
     if asked == FOR_SIMULATIONS:
-        split = SPLIT_FOR_USE if own == ANY else own
+        split = DEFAULT_SPLIT if own == ANY else own
         return data.model_copy(update={"client_split": split})
     if own != ANY and read_split(asked) != read_split(own):
         raise PolicyError(

@@ -36,7 +36,7 @@ class PerFedCKTClient(SoftPredictionClient):
         """Train tau iterations of the two-term loss (Eq. 2), and reply with soft predictions."""
         images = self.public_images(FIXED_SUBSET)
         metrics: dict[str, float] = {}
-        centroids = self.lessons("centroids", received, drawn_in=FIXED_SUBSET)
+        centroids = self.teachers("centroids", received, drawn_in=FIXED_SUBSET)
         if centroids is not None:
             predictions = yield from self.predict(images, temperature=1.0)
             metrics["cluster"] = nearest = nearest_centroid(centroids, predictions)

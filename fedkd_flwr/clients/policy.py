@@ -5,7 +5,7 @@ before it imports code that the run config names, and before it reads data. The 
 for less than the policy allows, never for more.
 
 The defaults are those of a deployment. In a simulation and in one process, server and nodes belong
-to one user, and `OPEN` replaces them. ``trust-server = true`` does the same for a node.
+to one user, and `TRUSTING_POLICY` replaces them. ``trust-server = true`` does the same for a node.
 """
 
 import math
@@ -54,7 +54,7 @@ ALL = "all"
 ANY = "any"
 """Word of ``client-split`` that allows every split."""
 
-SPLIT_FOR_USE = "70/10/20"
+DEFAULT_SPLIT = "70/10/20"
 """The ``client-split`` of a node's own data, unless its operator sets another."""
 
 FAMILY_WORDS = {family.replace(" ", "-"): family for family in FAMILIES}
@@ -144,7 +144,7 @@ class NodePolicy(SettingsGroup):
     allow_training_metrics: bool = False
     public_root: str = ""
     min_noise: float = Field(default=0.0, ge=0)
-    client_split: Annotated[str, AfterValidator(_readable_split)] = SPLIT_FOR_USE
+    client_split: Annotated[str, AfterValidator(_readable_split)] = DEFAULT_SPLIT
     min_class_count: int = Field(default=10, ge=0)
     epsilon_budget: float = Field(default=10.0, ge=0, allow_inf_nan=True)
     privacy_delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -334,7 +334,7 @@ class NodePolicy(SettingsGroup):
         return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
-OPEN = NodePolicy(
+TRUSTING_POLICY = NodePolicy(
     trust_server=True,
     allow_methods=(ALL,),
     allow_code=(ALL,),
@@ -347,7 +347,7 @@ OPEN = NodePolicy(
 )
 """The policy where server and nodes belong to one user."""
 
-OURS = {"trust-server": True}
+TRUSTED_NODE = {"trust-server": True}
 """Node config of clients that this process creates by itself."""
 
 POLICY_KEYS = tuple(NodePolicy.flat_keys())
@@ -361,7 +361,7 @@ def read_policy(node_config: Mapping[str, Any]) -> NodePolicy:
     ----------
     node_config : mapping
         The node config. Keys that are left out have the defaults of a deployment, or those of
-        `OPEN` where server and node belong to one user.
+        `TRUSTING_POLICY` where server and node belong to one user.
 
     Raises
     ------
@@ -377,7 +377,7 @@ def read_policy(node_config: Mapping[str, Any]) -> NodePolicy:
 # 1 equals True.
 @lru_cache(maxsize=16)
 def _validated_policy(trusts: bool, given: tuple[tuple[str, Any, type], ...]) -> NodePolicy:
-    defaults = OPEN.flat() if trusts else {}
+    defaults = TRUSTING_POLICY.flat() if trusts else {}
     try:
         return NodePolicy.model_validate({**defaults, **{key: value for key, value, _ in given}})
     except ValidationError as error:

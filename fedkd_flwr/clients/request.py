@@ -28,7 +28,7 @@ class Request:
         ``train``, or the name of a further exchange of the method.
     evaluate : bool
         Whether the reply reports counts, of the model that the client has just trained or at the
-        method's `second_moment`.
+        method's `second_evaluation`.
     is_last_round : bool
         Whether the message belongs to the run's last round.
     best_round : int

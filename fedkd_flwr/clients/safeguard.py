@@ -33,7 +33,7 @@ from strategies.core.safeguard import (
 GROUPS = "safeguard-"
 """Beginning of the names of the private model's groups in the client's memory."""
 
-ALONE = "local"
+LOCAL = "local"
 """The method that trains the private model."""
 
 Seeded = Callable[[str, int], AbstractContextManager[None]]
@@ -156,4 +156,4 @@ def run_of_private_model(run: RunConfig) -> RunConfig:
         changes["momentum"] = settings.momentum
     plan = run.plan.model_copy(update={"safeguard": SafeguardSettings()})
     training = run.training.model_copy(update=changes)
-    return run.model_copy(update={"strategy": ALONE, "plan": plan, "training": training})
+    return run.model_copy(update={"strategy": LOCAL, "plan": plan, "training": training})

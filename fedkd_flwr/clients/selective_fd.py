@@ -60,14 +60,14 @@ class SelectiveFDClient(KTpFLClient):
 
     settings: SelectiveFDSettings
 
-    def lessons(self, name: str, received: Arrays, drawn_in: int) -> Tensor | None:
+    def teachers(self, name: str, received: Arrays, drawn_in: int) -> Tensor | None:
         """Return the teacher of a message, (P, K); None if fewer than two samples of it are kept.
 
         Batch normalization cannot train on one sample.
         """
         if KEPT not in received or self._mask(KEPT, received).sum() < 2:
             return None
-        return super().lessons(name, received, drawn_in)
+        return super().teachers(name, received, drawn_in)
 
     @yields_jobs
     def distill(self, teacher: Tensor, server_round: int) -> Steps[float]:

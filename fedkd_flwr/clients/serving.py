@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from torch import from_numpy, nn
 
 from fedkd_flwr.clients.properties import data_properties
-from fedkd_flwr.clients.remembering import RememberingClient
 from fedkd_flwr.clients.reply import Arrays, Training, TrainReply
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.clients.safeguard import Safeguard
+from fedkd_flwr.clients.stateful import StatefulClient
 from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
@@ -39,17 +39,17 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.optional_metrics import measured
 from strategies.core.answers import packed_answers
-from strategies.core.evaluations import Moment
+from strategies.core.evaluations import EvaluationPoint
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 from strategies.core.plan import Settings
 from strategies.core.versions import as_sent
 
 
-class ServingClient(RememberingClient):
+class ServingClient(StatefulClient):
     """The part of a client that handles messages; `PersonalClient` adds the training.
 
-    The parameters are those of `RememberingClient`.
+    The parameters are those of `StatefulClient`.
 
     Attributes
     ----------
@@ -213,8 +213,8 @@ class ServingClient(RememberingClient):
             return evaluate(self.classifier, data.validation_images, data.validation_labels).rank
 
     @yields_jobs
-    def counted_when(self, moment: Moment) -> Steps[dict[str, float]]:
-        """Count the model's correct predictions if this is the method's `second_moment`.
+    def counted_when(self, moment: EvaluationPoint) -> Steps[dict[str, float]]:
+        """Count the model's correct predictions if this is the method's `second_evaluation`.
 
         Returns
         -------
@@ -222,7 +222,7 @@ class ServingClient(RememberingClient):
             Counts on the test split, and on the validation split if any; empty at other moments,
             in rounds without evaluation, and where the node withholds counts.
         """
-        is_due = self.request.evaluate and self.run.method.strategy.second_moment == moment
+        is_due = self.request.evaluate and self.run.method.strategy.second_evaluation == moment
         if not is_due or not self.policy.allow_counts:
             return {}
         data, counts = self.data, dict[str, float]()

@@ -21,11 +21,11 @@ from strategies.core.privacy import (
 from strategies.core.randomness import random_generator
 from strategies.soft_predictions import PREDICTIONS, SoftPredictionSettings
 
-LESSONS = "lessons"
+TEACHERS = "teachers"
 """Name of a client's stored teacher predictions on the public pool, with `cache_rounds`."""
 
 
-class LostLessonsError(RuntimeError):
+class LostTeachersError(RuntimeError):
     """A client has lost teacher predictions of earlier rounds. The server sends all again."""
 
 
@@ -61,7 +61,7 @@ class SoftPredictionClient(PersonalClient):
         """Return the generator of a round's public batches, which is the same for all clients."""
         return random_generator(self.run.plan.seed, "public-batches", server_round)
 
-    def lessons(self, name: str, received: Arrays, drawn_in: int) -> Tensor | None:
+    def teachers(self, name: str, received: Arrays, drawn_in: int) -> Tensor | None:
         """Return the teacher predictions of a message, completed with those stored before.
 
         Parameters
@@ -80,7 +80,7 @@ class SoftPredictionClient(PersonalClient):
 
         Raises
         ------
-        LostLessonsError
+        LostTeachersError
             If a prediction that the client should have stored is missing.
         """
         if name not in received and TAUGHT not in received:
@@ -90,14 +90,14 @@ class SoftPredictionClient(PersonalClient):
         pool, plan = len(self.data.public_images), self.run.plan
         drawn_in = self.request.drawn_in(drawn_in)
         subset = self.tensor(public_subset(pool, plan.public_size, plan.seed, drawn_in))
-        stored = (self.memory.load(LESSONS) or {}).get(name)
+        stored = (self.memory.load(TEACHERS) or {}).get(name)
         if name in received:
             rows = self.received_predictions(name, received)
             stored = with_new_rows(stored, rows, subset[self._mask(TAUGHT, received)], pool)
-            self.memory.save(LESSONS, {name: stored})
-        if stored is None or (lessons := stored.to(self.device)[..., subset, :]).isnan().any():
-            raise LostLessonsError("it has lost teacher predictions of earlier rounds")
-        return lessons
+            self.memory.save(TEACHERS, {name: stored})
+        if stored is None or (teachers := stored.to(self.device)[..., subset, :]).isnan().any():
+            raise LostTeachersError("it has lost teacher predictions of earlier rounds")
+        return teachers
 
     @yields_jobs
     def predict(self, images: Tensor, temperature: float) -> Steps[Tensor]:

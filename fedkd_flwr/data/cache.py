@@ -130,7 +130,7 @@ def make_room(folder: Path, most_bytes: int = MOST_BYTES) -> None:
             path.unlink(missing_ok=True)
 
 
-def forget_all(folder: Path) -> tuple[int, int]:
+def remove_all(folder: Path) -> tuple[int, int]:
     """Remove all decoded images, so that no copy is left of images that were deleted.
 
     Which file holds which images cannot be told from its name. The next run decodes again what is

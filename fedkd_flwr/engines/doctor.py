@@ -17,7 +17,7 @@ from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.node import check_keys, with_known_clients
 from fedkd_flwr.clients.noise import has_noise
 from fedkd_flwr.clients.policy import (
-    SPLIT_FOR_USE,
+    DEFAULT_SPLIT,
     NodeConfigError,
     PolicyError,
     read_policy,
@@ -181,7 +181,7 @@ def _warning(client: PersonalClient) -> str:
         return ""
     return (
         f". Warning: client-split = {split} trains on less than half of the samples; "
-        f"a usual choice is {SPLIT_FOR_USE}"
+        f"a usual choice is {DEFAULT_SPLIT}"
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
-from fedkd_flwr.clients.policy import OURS
+from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.clients.tracebacks import Tracebacks
 from fedkd_flwr.config import Configuration
 from fedkd_flwr.grids.base import MessageGrid
@@ -81,7 +81,7 @@ class InProcessGrid(MessageGrid):
         # Node ids are arbitrary. They differ from partition-ids so that mix-ups are visible.
         nodes: dict[int, UserConfig] = {
             1000 + n: {
-                **OURS,
+                **TRUSTED_NODE,
                 "partition-id": n,
                 "num-partitions": num_clients,
                 **(node_configs or {}).get(n, {}),

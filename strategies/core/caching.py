@@ -42,7 +42,7 @@ if absent."""
 
 
 @dataclass(frozen=True)
-class LessonCache:
+class TeacherCache:
     """The teachers on the samples of the public pool, and which of them each client has.
 
     Attributes
@@ -51,16 +51,16 @@ class LessonCache:
         Shape (pool,), the round of each sample's teacher; 0 for none.
     holds : ndarray
         Shape (N, pool), the round of the teacher that each client has; 0 for none.
-    lessons : ndarray
+    teachers : ndarray
         The teachers, shape (..., pool, K); (0,) before the first.
     """
 
     made: NDArray[np.int32]
     holds: NDArray[np.int32]
-    lessons: NDArray[Any]
+    teachers: NDArray[Any]
 
     @classmethod
-    def empty(cls, num_clients: int, pool: int) -> "LessonCache":
+    def empty(cls, num_clients: int, pool: int) -> "TeacherCache":
         """Return a cache for N clients and a pool of public samples, without a teacher."""
         none = np.zeros((num_clients, pool), dtype=np.int32)
         return cls(np.zeros(pool, dtype=np.int32), none, np.empty(0, dtype=np.float32))
@@ -93,21 +93,21 @@ class LessonCache:
         return lacks
 
     def taught(
-        self, samples: NDArray[np.int64], lessons: NDArray[Any], server_round: int
-    ) -> "LessonCache":
+        self, samples: NDArray[np.int64], teachers: NDArray[Any], server_round: int
+    ) -> "TeacherCache":
         """Return the cache with the teachers, (..., A, K), that a round made on some samples."""
-        shape = (*lessons.shape[:-2], len(self.made), lessons.shape[-1])
-        # If the number of clusters changes, all lessons are new.
-        known = self.lessons.shape == shape
-        cached = self.lessons.copy() if known else np.zeros(shape, dtype=lessons.dtype)
-        cached[..., samples, :] = lessons
+        shape = (*teachers.shape[:-2], len(self.made), teachers.shape[-1])
+        # If the number of clusters changes, all teachers are new.
+        known = self.teachers.shape == shape
+        cached = self.teachers.copy() if known else np.zeros(shape, dtype=teachers.dtype)
+        cached[..., samples, :] = teachers
         made = self.made.copy()
         made[samples] = server_round
-        return replace(self, lessons=cached, made=made)
+        return replace(self, teachers=cached, made=made)
 
     def held(
         self, samples: NDArray[np.int64], heard: Iterable[int], silent: Iterable[int]
-    ) -> "LessonCache":
+    ) -> "TeacherCache":
         """Return the cache after clients were sent what they lacked on some samples, (P,).
 
         Those that replied have it. Nothing is known about the silent ones.
@@ -118,10 +118,10 @@ class LessonCache:
         holds[list(silent)] = 0
         return replace(self, holds=holds)
 
-    def grown(self, num_clients: int, are_personal: bool) -> "LessonCache":
+    def with_more_clients(self, num_clients: int, are_personal: bool) -> "TeacherCache":
         """Return the cache for more clients; personal teachers of theirs are the others' mean."""
-        lessons = with_means(self.lessons, num_clients) if are_personal else self.lessons
-        return replace(self, holds=padded(self.holds, num_clients), lessons=lessons)
+        teachers = with_means(self.teachers, num_clients) if are_personal else self.teachers
+        return replace(self, holds=padded(self.holds, num_clients), teachers=teachers)
 
 
 def packed_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -35,7 +35,7 @@ from strategies.core.safeguard import (
 Evaluation = dict[str, Any]
 """A client's row of results, computed by `read_evaluation`."""
 
-Moment = Literal["", "received", "trained"]
+EvaluationPoint = Literal["", "received", "trained"]
 """When a train message has the model counted a second time: before or after local training."""
 
 COUNTS = (
@@ -50,7 +50,7 @@ COUNTS = (
 """What an evaluation reports; a loss that is not finite is omitted."""
 
 
-def counts_at(moment: Moment) -> tuple[Metric, ...]:
+def counts_at(moment: EvaluationPoint) -> tuple[Metric, ...]:
     """Return what a train reply reports of a moment: correct predictions and samples."""
     names = ("correct", "total", "validation-correct", "validation-total") if moment else ()
     return tuple(
@@ -58,13 +58,13 @@ def counts_at(moment: Moment) -> tuple[Metric, ...]:
     )
 
 
-def accuracies_of(moment: Moment) -> tuple[Metric, ...]:
+def accuracies_of(moment: EvaluationPoint) -> tuple[Metric, ...]:
     """Return the metrics that `accuracies_at` computes for a moment."""
     names = ("accuracy", "validation-accuracy") if moment else ()
     return tuple(Metric(f"{moment}-{name}", low=0, high=1) for name in names)
 
 
-def accuracies_at(moment: Moment, metrics: Mapping[str, float]) -> dict[str, float]:
+def accuracies_at(moment: EvaluationPoint, metrics: Mapping[str, float]) -> dict[str, float]:
     """Compute accuracies at a moment from its counts, on the test and the validation split."""
     return {
         f"{moment}-{split}accuracy": metrics[f"{moment}-{split}correct"] / total
@@ -82,21 +82,21 @@ class Evaluations:
         The plan of the run.
     clients : mapping of int to ClientInfo
         All clients that have joined, by partition-id. It grows as they join.
-    second_moment : str
-        The `Moment` that train replies report besides.
+    second_evaluation : str
+        The `EvaluationPoint` that train replies report besides.
     """
 
     def __init__(
-        self, plan: RunPlan, clients: Mapping[int, ClientInfo], second_moment: Moment
+        self, plan: RunPlan, clients: Mapping[int, ClientInfo], second_evaluation: EvaluationPoint
     ) -> None:
         self._plan = plan
         self._clients = clients
-        self._second_moment = second_moment
+        self._second_evaluation = second_evaluation
         self._current: dict[int, Evaluation] = {}
         measured = measured_metrics(plan.measures, plan.num_classes)
         guarded = SAFEGUARD_METRICS if plan.safeguard.is_on else ()
         self.counts = (*COUNTS, *measured, *guarded)
-        self.counts_of_training = (*self.counts, *counts_at(second_moment))
+        self.counts_of_training = (*self.counts, *counts_at(second_evaluation))
 
     def discard(self, partition_ids: Iterable[int]) -> None:
         """Discard the evaluations of clients whose models change."""
@@ -146,14 +146,14 @@ class Evaluations:
         """
         if reply.answers or any(metric.name in reply.metrics for metric in self.counts):
             check_evaluation(self._clients, self._plan, reply)
-        moment = self._second_moment
+        moment = self._second_evaluation
         if any(metric.name in reply.metrics for metric in counts_at(moment)):
             check_counts(reply.metrics, self._clients[reply.partition_id], f"{moment}-")
 
     def keep(self, replies: Mapping[int, Reply]) -> dict[int, dict[str, float]]:
         """Store the evaluations in train replies, and return the other metrics by partition-id.
 
-        Counts of the second moment become accuracies.
+        Counts of the second evaluation become accuracies.
         """
         evaluated = {metric.name for metric in self.counts}
         self.add(
@@ -167,7 +167,7 @@ class Evaluations:
         return {
             n: {
                 **_only(reply.metrics.keys() - counts, reply.metrics),
-                **accuracies_at(self._second_moment, reply.metrics),
+                **accuracies_at(self._second_evaluation, reply.metrics),
             }
             for n, reply in replies.items()
         }

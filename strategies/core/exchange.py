@@ -14,8 +14,8 @@ from strategies.core.probabilities import NotOnSimplexError
 from strategies.core.records import Payload, arrays_of, release_arrays
 from strategies.core.replies import (
     Arrays,
-    Due,
     Encodings,
+    ExpectedArray,
     InvalidReplyError,
     Metric,
     Reply,
@@ -206,7 +206,7 @@ class Exchange:
     def valid_replies(
         self,
         replies: Iterable[Message],
-        due: Callable[[int], Mapping[str, Due]],
+        due: Callable[[int], Mapping[str, ExpectedArray]],
         metrics: Sequence[Metric],
         check: Callable[[Reply], None],
     ) -> dict[int, Reply]:

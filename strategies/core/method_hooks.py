@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from strategies.core.layer_choice import LayerChoice
 from strategies.core.method_properties import MethodProperties
 from strategies.core.plan import RunPlan, Settings, sample_clients
-from strategies.core.replies import Arrays, Due, Reply
+from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.state import State
 
 
@@ -59,11 +59,11 @@ class MethodHooks(MethodProperties):
         """
         return State()
 
-    def grown(self) -> State:
+    def with_more_clients(self) -> State:
         """Return a restored state for `num_clients`, which may be more than when it was saved."""
         return self.state or State()
 
-    def before_asking(self, server_round: int, sampled: Sequence[int]) -> State:
+    def state_before_training(self, server_round: int, sampled: Sequence[int]) -> State:
         """Return the state with which the training messages of a round are sent."""
         return self.state or State()
 
@@ -75,7 +75,7 @@ class MethodHooks(MethodProperties):
         """Return the arrays that one client receives before training."""
         return {}
 
-    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, Due]:
+    def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Return the specification of every array of a train reply."""
         return {}
 

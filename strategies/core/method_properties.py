@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from strategies.core.evaluations import Moment
+from strategies.core.evaluations import EvaluationPoint
 from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
 from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import Metric
@@ -39,7 +39,7 @@ class MethodProperties:
     counts.
     """
 
-    second_moment: ClassVar[Moment] = ""
+    second_evaluation: ClassVar[EvaluationPoint] = ""
     """When the model of a client is counted a second time in a round.
 
     ``trained`` is after local training, for methods that evaluate the model that the server sends

@@ -125,7 +125,7 @@ class PairMatrix:
             receivers=self.receivers * factor,
         )
 
-    def grown(
+    def with_more_clients(
         self, num_clients: int, diagonal: float = 0.0, receiver: float = 0.0, giver: float = 0.0
     ) -> "PairMatrix":
         """Return the matrix for more clients, who have not trained, with entries of the start."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.core.replies import Due
+from strategies.core.replies import ExpectedArray
 
 
 class NotOnSimplexError(ValueError):
@@ -127,9 +127,9 @@ class NumberFormat:
 
     dtype: str
 
-    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, Due]:
+    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, ExpectedArray]:
         """Return the specification of the encoded arrays for a shape."""
-        return {name: Due(shape, self.dtype)}
+        return {name: ExpectedArray(shape, self.dtype)}
 
     def encode(self, name: str, probabilities: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Encode probabilities."""
@@ -181,9 +181,9 @@ class EightBitFormat(RoundedFormat):
 
     LEVELS = 255
 
-    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, Due]:
+    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, ExpectedArray]:
         """Return the specification of the levels and of the ends of their range."""
-        return {**super().parts(name, shape), f"{name}-range": Due((2,))}
+        return {**super().parts(name, shape), f"{name}-range": ExpectedArray((2,))}
 
     def encode(self, name: str, probabilities: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Encode probabilities as the nearest levels of their square roots."""
@@ -214,7 +214,7 @@ NUMBER_FORMATS: dict[str, NumberFormat] = {
 
 
 @dataclass(frozen=True)
-class DueProbabilities(Due):
+class DueProbabilities(ExpectedArray):
     """Specification of probabilities of a reply, with rows on the simplex.
 
     Attributes
@@ -225,7 +225,7 @@ class DueProbabilities(Due):
 
     number_format: NumberFormat = field(kw_only=True)
 
-    def parts(self, name: str) -> dict[str, Due]:
+    def parts(self, name: str) -> dict[str, ExpectedArray]:
         """Return the specification of the encoded arrays."""
         return self.number_format.parts(name, self.shape)
 

@@ -44,7 +44,7 @@ class TooFewRepliesError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Due:
+class ExpectedArray:
     """Specification of an array of a reply.
 
     Attributes
@@ -61,7 +61,7 @@ class Due:
     dtype: str = "float32"
     at_most: bool = False
 
-    def parts(self, name: str) -> Mapping[str, "Due"]:
+    def parts(self, name: str) -> Mapping[str, "ExpectedArray"]:
         """Return the specification of the arrays in which it is sent: by default itself."""
         return {name: self}
 
@@ -132,7 +132,7 @@ class Reply:
 def read_reply(
     message: Message,
     partition_id: int,
-    due: Mapping[str, Due],
+    due: Mapping[str, ExpectedArray],
     metrics: Iterable[Metric],
 ) -> Reply:
     """Read a reply after checking that it is what was requested.
@@ -143,7 +143,7 @@ def read_reply(
         The reply as received.
     partition_id : int
         The client that was addressed.
-    due : mapping of str to Due
+    due : mapping of str to ExpectedArray
         The required arrays; no others are allowed.
     metrics : iterable of Metric
         The allowed metrics.
@@ -203,7 +203,7 @@ def decoded(payload: Payload) -> dict[str, NDArray[Any]]:
     return {name: array.numpy() for name, array in payload.items()}
 
 
-def checked_arrays(arrays: Payload, due: Mapping[str, Due]) -> dict[str, NDArray[Any]]:
+def checked_arrays(arrays: Payload, due: Mapping[str, ExpectedArray]) -> dict[str, NDArray[Any]]:
     """Decode the arrays of a reply after checking that they are what was requested.
 
     Names, shapes and sizes are compared before decoding, so that an oversized reply costs the
@@ -213,7 +213,7 @@ def checked_arrays(arrays: Payload, due: Mapping[str, Due]) -> dict[str, NDArray
     ----------
     arrays : mapping of str to Array
         Encoded arrays as received.
-    due : mapping of str to Due
+    due : mapping of str to ExpectedArray
         The required arrays; no others are allowed.
 
     Returns
@@ -234,7 +234,7 @@ def checked_arrays(arrays: Payload, due: Mapping[str, Due]) -> dict[str, NDArray
     return {name: array.value(name, parts) for name, array in due.items()}
 
 
-def _checked_array(name: str, array: Array, due: Due) -> NDArray[Any]:
+def _checked_array(name: str, array: Array, due: ExpectedArray) -> NDArray[Any]:
     shape = tuple(array.shape)
     if not due.admits(shape):
         limit = "at most " if due.at_most else ""

@@ -8,11 +8,11 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.export import load_model, models_of_round
 from fedkd_flwr.training.loop import evaluate
-from strategies.core.patience import Patience
+from strategies.core.early_stopping import EarlyStopping
 
 
 def test_patience_by_hand():
-    patience = Patience(2)
+    patience = EarlyStopping(2)
     seen = []
     for number, accuracy in enumerate((0.5, 0.6, None, 0.6, 0.7, 0.7, None, 0.1), start=1):
         patience.note(number, accuracy)
@@ -20,7 +20,7 @@ def test_patience_by_hand():
     # Only what is better than ever counts, and a round without an evaluation does not.
     assert seen == [0, 0, 0, 1, 0, 1, 1, 2]
     assert patience.is_over and patience.best_round == 5
-    assert not Patience(0, waited=9).is_over
+    assert not EarlyStopping(0, waited=9).is_over
 
 
 def settings(small, folder, strategy, **further):

@@ -14,7 +14,7 @@ class StoppedEarly(Exception):  # noqa: N818 - not an error
 
 
 @dataclass
-class Patience:
+class EarlyStopping:
     """Tracks the best mean validation accuracy.
 
     Attributes

@@ -19,18 +19,18 @@ from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.optional_metrics import MEANS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
-SECOND_MOMENTS = {"trained": "after local training", "received": "as received"}
-"""Words for the second moment of a method, by the prefix of its columns."""
+SECOND_EVALUATIONS = {"trained": "after local training", "received": "as received"}
+"""Words for the second evaluation of a method, by the prefix of its columns."""
 
 OF_THE_FIRST_MOMENT = ("loss", ANSWERS, FINE_TUNING_STEPS.column, *MEANS, *SAFEGUARD_COLUMNS)
-"""Columns of a client that are not recorded at the second moment."""
+"""Columns of a client that are not recorded at the second evaluation."""
 
 COUNTS_OF_THE_FIRST_MOMENT = ("class_", "held_")
 """How the columns of a client with counts by class begin, which are not recorded there either."""
 
 
-def at_best_moments(groups: Groups) -> dict[str, list[Run]]:
-    """Return every group at its moment with the better validation accuracy after the last round.
+def at_best_evaluations(groups: Groups) -> dict[str, list[Run]]:
+    """Return every group at the evaluation with the better validation accuracy after a run.
 
     Parameters
     ----------
@@ -40,38 +40,38 @@ def at_best_moments(groups: Groups) -> dict[str, list[Run]]:
     Returns
     -------
     dict of str to list of Run
-        A label names the second moment where that is better. A group keeps its first moment if
+        A label names the second evaluation where that is better. A group keeps its first one if
         one of its clients lacks the second: with partial participation most of them do.
     """
     chosen = {}
     for label, runs in groups.items():
-        moment = second_moment(runs)
+        moment = second_evaluation(runs)
         if moment and _validation(runs, f"{moment}_") > _validation(runs):
-            chosen[f"{label}, {SECOND_MOMENTS[moment]}"] = [
-                at_second_moment(run, moment) for run in runs
+            chosen[f"{label}, {SECOND_EVALUATIONS[moment]}"] = [
+                at_second_evaluation(run, moment) for run in runs
             ]
         else:
             chosen[label] = runs
     return chosen
 
 
-def second_moment(runs: list[Run]) -> str:
-    """Return the second moment that all evaluated clients of some runs have; empty for none."""
+def second_evaluation(runs: list[Run]) -> str:
+    """Return the second evaluation that all evaluated clients of some runs have; empty for none."""
     last = pd.concat([run.last_evaluations for run in runs])
     return next(
         (
             moment
-            for moment in SECOND_MOMENTS
+            for moment in SECOND_EVALUATIONS
             if (name := f"{moment}_validation_accuracy") in last and last[name].notna().all()
         ),
         "",
     )
 
 
-def at_second_moment(run: Run, moment: str) -> Run:
-    """Return a run whose accuracies are those of the second moment.
+def at_second_evaluation(run: Run, moment: str) -> Run:
+    """Return a run whose accuracies are those of the second evaluation.
 
-    What is recorded at the first moment alone is left out: new clients, for one.
+    What is recorded at the first evaluation alone is left out: new clients, for one.
     """
     other = replace(run)
     rows = [_at(moment, row) for row in run.client_rows]
@@ -93,7 +93,7 @@ def at_second_moment(run: Run, moment: str) -> Run:
 
 
 def _without_fine_tuning(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a round's row without the steps that only the models of the first moment took."""
+    """Return a round's row without the steps that only the models of the first evaluation took."""
     return {name: value for name, value in row.items() if name != FINE_TUNING_STEPS.column}
 
 

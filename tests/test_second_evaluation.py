@@ -9,7 +9,7 @@ from conftest import SMALL
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.evaluations import class_accuracies, new_client_accuracies
-from fedkd_flwr.analysis.moments import at_best_moments, at_second_moment
+from fedkd_flwr.analysis.second_evaluation import at_best_evaluations, at_second_evaluation
 from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import Evaluations
 from strategies.core.plan import RunPlan
@@ -107,7 +107,7 @@ def test_a_comparison_shows_both_moments(two_classes_a_client):
 
 
 def test_the_best_moment_is_chosen_on_validation_data(two_classes_a_client):
-    compared = compare(two_classes_a_client, best_moment=True)
+    compared = compare(two_classes_a_client, best_evaluation=True)
     label = "fedavg, after local training"
     assert set(compared.groups) == {"local", label}
     clients = fedkd_flwr.load_run(two_classes_a_client / "fedavg").clients
@@ -130,13 +130,13 @@ def test_a_method_whose_training_makes_it_worse_stays_as_received(two_classes_a_
         ]
         for label, runs in groups.items()
     }
-    assert list(at_best_moments(worse)) == list(groups)
+    assert list(at_best_evaluations(worse)) == list(groups)
 
 
 def test_a_moment_that_some_clients_lack_is_not_shown(small, tmp_path):
     half = {"fraction-train": 0.5, "partition": "two-classes", "models": "mlp"}
     fedkd_flwr.run({**small, **half, "strategy": "fedavg"}, output_dir=tmp_path / "fedavg")
-    compared = compare(tmp_path, best_moment=True)
+    compared = compare(tmp_path, best_evaluation=True)
     assert list(compared.groups) == ["fedavg"]
     assert "trained_accuracy" not in compared.table
 
@@ -154,7 +154,7 @@ def test_steps_of_fine_tuning_are_not_those_of_the_second_moment(small, tmp_path
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     training = sum(row["gradient_steps"] for row in run.round_rows)
     assert run.summary["gradient_steps"] > training
-    assert at_second_moment(run, "trained").summary["gradient_steps"] == training
+    assert at_second_evaluation(run, "trained").summary["gradient_steps"] == training
 
 
 def test_what_only_the_first_moment_has_is_not_shown_at_the_second(small, tmp_path):
@@ -162,10 +162,10 @@ def test_what_only_the_first_moment_has_is_not_shown_at_the_second(small, tmp_pa
     settings = {**small, **changes, "measures": "classes", "strategy": "fedavg"}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "fedavg")
     assert len(new_client_accuracies(run)) == 1 and not class_accuracies(run).empty
-    other = at_second_moment(run, "trained")
+    other = at_second_evaluation(run, "trained")
     assert new_client_accuracies(other).empty
     assert class_accuracies(other).empty
     assert not [name for name in other.clients if name.startswith(("class_", "held_"))]
-    results = compare(tmp_path, best_moment=True).results
+    results = compare(tmp_path, best_evaluation=True).results
     assert results["method"].tolist() == ["fedavg, after local training"]
     assert "new_accuracy" not in results

@@ -36,7 +36,7 @@ from fedkd_flwr.memory import (
 from strategies.core.plan import Settings
 
 
-class RememberingClient(NumPyClient):
+class StatefulClient(NumPyClient):
     """A client with its memory. `fedkd_flwr.clients.serving.ServingClient` has the messages.
 
     Parameters
