@@ -509,7 +509,9 @@ def test_of_two_equal_runs_the_later_counts(tmp_path):
     write_run(tmp_path, "local", 0, [0.9, 0.9])
     comparison = compare(tmp_path)
     assert comparison.table.loc["local", "accuracy"] == 0.9
-    assert comparison.notes == [f"{first.name} is left out: local-0-1 repeats it, later."]
+    assert comparison.notes == [
+        f"{first.name} is left out: local-0-1 is a later run with the same settings and seed."
+    ]
 
 
 def test_clients_without_an_evaluation_are_not_compared(tmp_path):

@@ -73,14 +73,15 @@ def test_only_the_client_whose_last_step_overflows_fails(train, name, scale, rat
     assert math.isfinite(first) and math.isfinite(third)
 
 
-def test_a_client_keeps_its_previous_model(small):
-    small |= {"strategy": "local", "models": "mlp", "local-iterations": 1}
+def test_a_client_keeps_its_previous_model(small, monkeypatch):
+    small |= {"strategy": "local", "models": "mlp", "local-iterations": 1, "weight-decay": 1e3}
     call = {"names": [], "server-round": 1, "phase": "train"}
     client = client_of(small)
     client.fit([], call)
     before = {k: v.clone() for k, v in client.memory.load("model").items()}
-    wild = client_of(small, **{"learning-rate": 1e38, "weight-decay": 1e3})
+    wild = client_of(small)
     wild.memory.replace(client.memory)
+    monkeypatch.setattr(wild, "private_rate", lambda server_round: 1e38)
     with pytest.raises(DivergedError, match="model is not finite"):
         wild.fit([], {**call, "server-round": 2})
     kept = wild.memory.load("model")

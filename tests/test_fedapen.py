@@ -276,7 +276,7 @@ def test_a_lambda_outside_of_its_interval_is_refused(small, tmp_path):
         ({"fedapen.private-weight": 1.5}, r"fedapen\.private-weight = 1\.5: it should be less"),
         ({"fedapen.ensemble-weight": -1}, r"fedapen\.ensemble-weight = -1"),
         ({"fedapen.adaptability-share": 1.0}, r"fedapen\.adaptability-share = 1\.0: it should be"),
-        ({"fedapen.shared-model": "nope"}, r"fedapen\.shared-model = 'nope'.*allowed lenet"),
+        ({"fedapen.shared-model": "nope"}, r"fedapen\.shared-model = 'nope'.*not one of lenet"),
         ({"dp-sgd-noise-multiplier": 1.0}, "fedapen uses training samples outside of plain local"),
     ],
 )

@@ -184,7 +184,7 @@ def test_an_array_of_open_length_is_bounded():
             r"energy-end = 0.98 is below fedkd\.energy-start = 0.99.*; "
             r"set fedkd\.energy-end to at least 0.99",
         ),
-        ({"fedkd.shared-model": "nope"}, r"fedkd\.shared-model = 'nope'.*allowed lenet"),
+        ({"fedkd.shared-model": "nope"}, r"fedkd\.shared-model = 'nope'.*not one of lenet"),
     ],
 )
 def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):

@@ -188,7 +188,7 @@ def test_a_shared_model_that_is_invalid_is_refused(weights, small, tmp_path):
     [
         ({"fedmrl.coarse-weight": -1}, r"fedmrl\.coarse-weight = -1: it should be greater than"),
         ({"fedmrl.shared-width": -1}, r"fedmrl\.shared-width = -1"),
-        ({"fedmrl.shared-model": "nope"}, r"fedmrl\.shared-model = 'nope'.*allowed lenet"),
+        ({"fedmrl.shared-model": "nope"}, r"fedmrl\.shared-model = 'nope'.*not one of lenet"),
     ],
 )
 def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):

@@ -156,7 +156,7 @@ def test_the_shared_model_is_the_clients_own_where_there_is_one(strategy, change
     [
         ({"fml.alpha": 1.1}, r"fml\.alpha = 1.1: it should be less than or equal to 1"),
         ({"fml.beta": -0.1}, r"fml\.beta = -0.1"),
-        ({"fml.shared-model": "nope"}, r"fml\.shared-model = 'nope'.*allowed lenet"),
+        ({"fml.shared-model": "nope"}, r"fml\.shared-model = 'nope'.*not one of lenet"),
     ],
 )
 def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
