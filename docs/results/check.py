@@ -11,9 +11,10 @@ A table of a page stands between two comments, each on a line of its own::
 
 The first word is a module next to the page or next to this script, and a function; the others are
 its arguments. Each number of a sentence on a results page or in the README has to be in a table of
-that page, in the settings of the runs of its tables, or in `claims.toml`. A claim is computed again
-if it has a ``call``, a function of `claims.py`; others name their ``source``. Sentences that say a
-value in words, such as over which methods a lead is shown, stand in the claim as ``sentences``.
+that page, in the settings of the runs of its tables, or in `claims.toml`. A gain has a sign, and an
+interval follows it. A claim is computed again if it has a ``call``, a function of `claims.py`;
+others name their ``source``. Sentences that say a value in words, such as over which methods a lead
+is shown, stand in the claim as ``sentences``.
 """
 
 import functools
@@ -130,6 +131,17 @@ def unsupported(page: Path) -> list[str]:
     return sorted(numbers(sentences(page.read_text())) - known_numbers(page))
 
 
+GAIN = re.compile(r"(?<![\w.(])[+\u2212-]\d+\.\d+%?(?! \([+\u2212-]?\d)")
+INTERVAL = re.compile(r"\([+\u2212-]?[\d.]+%? to [+\u2212-]?[\d.]+%?\)")
+
+
+def without_interval(page: Path) -> list[str]:
+    """Return the gains in a page's sentences that no interval follows."""
+    lines = sentences(page.read_text()).splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("|"))
+    return GAIN.findall(INTERVAL.sub("(0 to 0)", text))
+
+
 # ---- Claims ----------------------------------------------------------------------------
 
 
@@ -190,6 +202,8 @@ def main(options: list[str]) -> int:
             problems.append(
                 f"{page.relative_to(ROOT)}: {number} is in no table, setting or claim of the page"
             )
+        for gain in without_interval(page):
+            problems.append(f"{page.relative_to(ROOT)}: {gain} stands without its interval")
     for claim in claims():
         if problem := wrong(claim):
             problems.append(f"claims.toml: {claim['id']} {problem}")
