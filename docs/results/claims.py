@@ -130,7 +130,7 @@ def exchanged(name: str, method: str) -> str:
 
 def gains_at_validation_round(name: str, method: str) -> str:
     """Return each seed's gain over `local`, each at its round of best validation accuracy."""
-    return chosen_gains(of_method(name, method))
+    return chosen_gains(of_method(name, method)).replace("+", "").replace(", ", " and ")
 
 
 def epsilon(name: str, method: str) -> str:
