@@ -264,6 +264,7 @@ def test_fine_tuned_methods_stand_beside_themselves_without_it(scripts, monkeypa
     counts = fine_tuned.counts().splitlines()[2]
     assert counts.startswith("| Dirichlet 0.1 | +1.2")
     assert counts.endswith(" | 1 | 0 → 1 | 1 → 0 | 0 → 0 |")
+    assert fine_tuned.by_method().splitlines()[2] == "| `kt-pfl` | 1 | 1 | 0 | 0 |"
 
 
 def test_an_answer_is_surpassed_by_none_with_less_traffic(scripts, monkeypatch):

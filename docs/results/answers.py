@@ -7,6 +7,7 @@ see `equal_steps.py`.
 import functools
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,24 +140,27 @@ def table() -> str:
 
 
 def counts() -> str:
+    """Return `counted` for the tuned comparisons, over `local` with at least as many steps."""
+    groups = {
+        (clients, name): [*results(f"benchmark-tuned/retuned-{name}"), *_controls(clients)]
+        for clients, names in CLIENTS.items()
+        for name in names
+    }
+    return f"{counted(outcomes())}\n{caption(groups, {}, has_verdicts=False)}\n"
+
+
+def counted(found: Mapping[str, Counter[Outcome]]) -> str:
     """Return in how many comparisons each method is *better*, *not shown* to differ, or *worse*.
 
     Methods that are *better* in fewer than half of their comparisons are left out.
     """
-    found = outcomes()
     often = [m for m, own in found.items() if 2 * own[Outcome.BETTER] >= own.total()]
     often.sort(key=lambda m: (-found[m][Outcome.BETTER] / found[m].total(), -found[m].total(), m))
     rows = [
         [f"`{m}`", str(found[m].total()), *(str(found[m][outcome]) for outcome in Outcome)]
         for m in often
     ]
-    text = markdown(["method", "comparisons:", *(f"{outcome}:" for outcome in Outcome)], rows)
-    groups = {
-        (clients, name): [*results(f"benchmark-tuned/retuned-{name}"), *_controls(clients)]
-        for clients, names in CLIENTS.items()
-        for name in names
-    }
-    return f"{text}\n{caption(groups, {}, has_verdicts=False)}\n"
+    return markdown(["method", "comparisons:", *(f"{outcome}:" for outcome in Outcome)], rows)
 
 
 def outcomes() -> dict[str, Counter[Outcome]]:

@@ -1,5 +1,9 @@
 """The tuned comparisons with every model fine-tuned before its evaluation; see `check.py`."""
 
+from collections import Counter
+from collections.abc import Iterable
+
+from answers import counted
 from columns import REFERENCE, results, with_spread
 from fresh_seeds import SPLITS
 from runs import set_names
@@ -41,8 +45,7 @@ def counts() -> str:
 
     An arrow is between the numbers without fine-tuning and with it.
     """
-    parts = [part for part in SPLITS if f"{FINE_TUNED}{part}" in set_names()]
-    rows = []
+    parts, rows = _published(), []
     for part in parts:
         before, after = effects(f"{TUNED}{part}"), effects(f"{FINE_TUNED}{part}")
         numbers = [_changed(before, after, outcome) for outcome in Outcome]
@@ -51,8 +54,16 @@ def counts() -> str:
         "clients", "fine-tuned `local` over `local`, points (95%):", "methods:",
         *(f"{outcome}:" for outcome in Outcome),
     ]  # fmt: skip
-    found = {(part,): results(f"{FINE_TUNED}{part}") for part in parts}
-    return f"{markdown(headings, rows)}\n{caption(found, {}, has_verdicts=False)}\n"
+    return f"{markdown(headings, rows)}\n{_caption(parts)}\n"
+
+
+def by_method() -> str:
+    """Return in how many comparisons each fine-tuned method has each outcome."""
+    parts, found = _published(), dict[str, Counter[Outcome]]()
+    for part in parts:
+        for method, effect in effects(f"{FINE_TUNED}{part}").items():
+            found.setdefault(method, Counter())[effect.outcome] += 1
+    return f"{counted(found)}\n{_caption(parts)}\n"
 
 
 def of_local(part: str) -> Effect:
@@ -63,6 +74,16 @@ def of_local(part: str) -> Effect:
     )
     gains = [accuracy - before[seed] for seed, accuracy in after.items()]
     return effects_of({REFERENCE: gains})[REFERENCE]
+
+
+def _published() -> list[str]:
+    """Return the last part of the names of the sets that are published."""
+    return [part for part in SPLITS if f"{FINE_TUNED}{part}" in set_names()]
+
+
+def _caption(parts: Iterable[str]) -> str:
+    found = {(part,): results(f"{FINE_TUNED}{part}") for part in parts}
+    return caption(found, {}, has_verdicts=False)
 
 
 def _changed(before: dict[str, Effect], after: dict[str, Effect], outcome: Outcome) -> str:
