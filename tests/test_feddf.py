@@ -139,8 +139,10 @@ def test_predictions_that_are_no_numbers_leave_the_ensemble():
     assert ensemble_logits(bad) is None
 
 
-def test_a_diverged_distillation_keeps_the_average(two, tmp_path, logged):
-    changes = {"feddf.distillation-steps": 3, "feddf.distillation-learning-rate": 1e30}
+@pytest.mark.parametrize("steps", [3, 1])
+def test_a_diverged_distillation_keeps_the_average(steps, two, tmp_path, logged):
+    """After a single step the weights are finite, and the predictions are not."""
+    changes = {"feddf.distillation-steps": steps, "feddf.distillation-learning-rate": 1e30}
     wild, _ = witnessed(two, tmp_path / "wild", **changes)
     without, _ = witnessed(two, tmp_path / "without", **{"feddf.distillation-steps": 0})
     assert any("the distillation of mlp failed" in line for line in logged())

@@ -126,6 +126,9 @@ class RunModels:
         try:
             with seeded(self.run.server_device, plan.seed, "server-distillation", server_round):
                 train_on(network, loss, descent, gathered(positions, images, targets))
+            # Weights can be finite and yet too large for predictions.
+            if not predict_logits(network, images).isfinite().all():
+                raise DivergedError("its predictions are not finite; lower the learning-rate")
         except DivergedError as error:
             log(WARNING, "Round %d: the distillation of %s failed, %s", server_round, name, error)
             return dict(model)
