@@ -60,10 +60,10 @@ def test_a_wrong_number_in_a_table_is_reported_and_corrected(scripts, tmp_path):
 def test_a_gain_in_a_sentence_needs_its_interval(scripts, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "KT-pFL has +1.2 (+0.3 to +2.1), [-3.4 (-5.0 to -1.8)](other.md) and +0.5, FedAvg -14.5.\n"
+        "KT-pFL has +1.2 (+0.3 to +2.1), [-3.4 (-5.0 to -1.8)](other.md) and +0.5 (-0.7 before).\n"
         "`-c alpha=-0.5`\n\n| +2.0 |\n"
     )
-    assert scripts.without_interval(page) == ["+0.5", "-14.5"]
+    assert scripts.without_interval(page) == ["+0.5", "-0.7"]
 
 
 def test_a_number_in_a_sentence_needs_a_table_a_setting_or_a_claim(scripts, tmp_path):

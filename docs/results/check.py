@@ -131,15 +131,19 @@ def unsupported(page: Path) -> list[str]:
     return sorted(numbers(sentences(page.read_text())) - known_numbers(page))
 
 
-GAIN = re.compile(r"(?<![\w.(])[+\u2212-]\d+\.\d+%?(?! \([+\u2212-]?\d)")
+GAIN = re.compile(r"(?<![\w.])[+\u2212-]\d+\.\d+")
+"""A gain: a number with a sign."""
+
 INTERVAL = re.compile(r"\([+\u2212-]?[\d.]+%? to [+\u2212-]?[\d.]+%?\)")
+"""A 95% interval behind a gain."""
 
 
 def without_interval(page: Path) -> list[str]:
     """Return the gains in a page's sentences that no interval follows."""
     lines = sentences(page.read_text()).splitlines()
     text = "\n".join(line for line in lines if not line.startswith("|"))
-    return GAIN.findall(INTERVAL.sub("(0 to 0)", text))
+    with_interval = re.compile(rf"{GAIN.pattern}%? {INTERVAL.pattern}")
+    return GAIN.findall(INTERVAL.sub("", with_interval.sub("", text)))
 
 
 # ---- Claims ----------------------------------------------------------------------------

@@ -121,8 +121,8 @@ class NodePolicy(SettingsGroup):
         other, since runs with nearly equal splits differ in single samples.
     min_class_count : int
         Classes with fewer samples are reported as absent. A node with fewer training, validation or
-        test samples takes no part; it may have no validation samples. Nor does it in runs that
-        train on fewer samples in a round.
+        test samples takes no part; it may have no validation samples. It refuses runs that train
+        on fewer samples in a round.
     epsilon_budget : float
         Largest epsilon of all runs together at `privacy_delta`. Releases of predictions and
         trainings by DP-SGD are counted apart. What leaves without noise has an infinite epsilon,
