@@ -97,14 +97,14 @@ def test_a_stopped_run_with_a_damaged_round_repeats_it(sweep, tmp_path, told, lo
 
 
 def test_a_failed_run_continues_when_the_cause_is_gone(sweep, tmp_path, told, monkeypatch):
-    real = KTpFL.update_teachers
+    real = KTpFL.aggregate
 
     def failing(self, server_round, replies):
         if server_round == 3:
             raise RuntimeError("the disk is on fire")
         return real(self, server_round, replies)
 
-    monkeypatch.setattr(KTpFL, "update_teachers", failing)
+    monkeypatch.setattr(KTpFL, "aggregate", failing)
     assert run_sweep(sweep, tmp_path / "runs", settings=FOUR_ROUNDS) == []
     monkeypatch.undo()
     runs = run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings=FOUR_ROUNDS)
