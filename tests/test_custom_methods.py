@@ -226,8 +226,8 @@ def test_a_name_of_this_process_alone_is_refused_in_a_deployment(halved, small, 
 class LogitsClient(KTpFLClient):
     """Forgets the softmax."""
 
-    def predict(self, images, temperature):
-        probabilities = yield from super().predict(images, temperature)
+    def soft_predictions(self, images, temperature):
+        probabilities = super().soft_predictions(images, temperature)
         return 3 * probabilities
 
 

@@ -10,7 +10,6 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.files import write_arrays
 from fedkd_flwr.memory import Memory
-from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from strategies.core.privacy import privacy_spent
 
@@ -77,10 +76,10 @@ def test_moments_of_adam_make_the_second_round_another(small):
     ends = []
     for forgets in (False, True):
         client = client_of(small, strategy="local", models="mlp", optimizer="adam")
-        complete(client.train_locally(1))
+        client.train_locally(1)
         if forgets:
             del client.memory.tensors["optimizer"]
-        complete(client.train_locally(2))
+        client.train_locally(2)
         ends.append(next(client.model.parameters()).detach().clone())
     assert not np.array_equal(*ends)
 
