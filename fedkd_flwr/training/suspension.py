@@ -1,17 +1,16 @@
 """Clients that are suspended at their jobs, so that equal jobs of a cohort run together.
 
 Each client of a cohort runs in a greenlet of one thread. PyTorch keeps gradient, inference and
-autocast modes per thread, and random generators per process, so a switch exchanges them.
+autocast modes per thread, and its random generators per process. A switch exchanges them.
 """
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from greenlet import getcurrent, greenlet
+from torch import Tensor
 
 from fedkd_flwr.training.loop import generators_of
 
@@ -49,7 +48,8 @@ class SuspendedClient(greenlet):
     def __init__(self, serve: Callable[[], Any], device: str) -> None:
         super().__init__(lambda _: serve())
         self._cohort = getcurrent()
-        self._device = device
+        self._kind = torch.device(device).type
+        self._generators = generators_of(device)
         self._modes = self._modes_now()
         self._random_states = self._random_states_now()
 
@@ -78,13 +78,12 @@ class SuspendedClient(greenlet):
     def _own_state(self) -> Iterator[None]:
         """Exchange the caller's modes and random states for the client's."""
         outside, modes = self._random_states_now(), self._modes
-        kind = torch.device(self._device).type
         self._set_random_states(self._random_states)
         try:
             with (
                 torch.inference_mode(modes.inference),
                 torch.set_grad_enabled(modes.gradients),
-                torch.autocast(kind, modes.precision, modes.autocast, cache_enabled=False),
+                torch.autocast(self._kind, modes.precision, modes.autocast, cache_enabled=False),
             ):
                 yield
                 self._modes = self._modes_now()
@@ -93,24 +92,19 @@ class SuspendedClient(greenlet):
             self._set_random_states(outside)
 
     def _modes_now(self) -> Modes:
-        kind = torch.device(self._device).type
         return Modes(
             torch.is_inference_mode_enabled(),
             torch.is_grad_enabled(),
-            torch.is_autocast_enabled(kind),
-            torch.get_autocast_dtype(kind),
+            torch.is_autocast_enabled(self._kind),
+            torch.get_autocast_dtype(self._kind),
         )
 
-    def _random_states_now(self) -> tuple[Any, ...]:
-        torch_states = [generator.get_state() for generator in generators_of(self._device)]
-        return torch_states, np.random.get_state(), random.getstate()
+    def _random_states_now(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self._generators]
 
-    def _set_random_states(self, states: tuple[Any, ...]) -> None:
-        torch_states, numpy_state, python_state = states
-        for generator, state in zip(generators_of(self._device), torch_states, strict=True):
+    def _set_random_states(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
 
 
 def result_of(job: Any) -> Any:
