@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL
-from helpers import Witness, breaking, client_of, raising, replacing, reply_with, run_with
+from helpers import (
+    Witness,
+    breaking,
+    client_of,
+    first_job,
+    raising,
+    replacing,
+    reply_with,
+    run_with,
+)
 from torch import nn
 
 import fedkd_flwr
@@ -227,7 +236,7 @@ def test_alpha_and_omega_take_turns_and_each_step_moves_its_own_parameters_alone
         before[:] = parameters_of(model)
         return backpropagate(model, loss, batch, parameters)
 
-    job = next(client.search(1))
+    job = first_job(client.search, 1)
     replace(job, gradients=watched).run()
     names = {name for name, _ in client.model.named_parameters()}
     of_alpha = {"alpha_normal", "alpha_reduce"}
@@ -243,7 +252,7 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny):
     seen = {"alpha": [], "omega": []}
     for server_round in (1, 2):
         client = first_client({**tiny, "local-epochs": 3})
-        job = next(client.search(server_round))
+        job = first_job(client.search, server_round)
         own = job.alternate.param_groups[0]["params"]
         assert all(map(operator.is_, own, split_parameters(client.model)[0]))
         for images, kind in zip([batch[0] for batch in job.batches], cycle(seen), strict=False):
@@ -267,7 +276,7 @@ def test_searches_side_by_side_equal_searches_alone(share, tiny):
     alone, beside = ([first_client(tiny, n) for n in range(3)] for _ in range(2))
     assert len({client.num_examples for client in alone}) > 1
     expected = [client.search(1) for client in alone]
-    jobs = [next(client.search(1)) for client in beside]
+    jobs = [first_job(client.search, 1) for client in beside]
     assert len({cohort_key(job) for job in jobs}) == 1 and cohort_key(jobs[0]) is not None
     assert train_together(jobs) == pytest.approx(expected, rel=1e-3)
     for one, other in zip(alone, beside, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from helpers import Witness, client_of, random_simplex, run_with, watched
+from helpers import Witness, client_of, first_job, random_simplex, run_with, watched
 from torch.nn import functional
 
 import fedkd_flwr
@@ -194,7 +194,7 @@ def test_public_batches_are_drawn_anew_in_each_iteration(small):
     changes = {"perfed-ckt.public-batch-size": 10, "local-iterations": 4}
     client = client_of(small, **changes)
     images, centroid = client.public_images(0), torch.full((40, 10), 0.1)
-    job = next(client.co_distill(images, centroid, server_round=2))
+    job = first_job(client.co_distill, images, centroid, 2)
     publics = [public for _, _, public, *_ in job.batches]
     assert len(publics) == 4
     assert len({public.numpy().tobytes() for public in publics}) == 4

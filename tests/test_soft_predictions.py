@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, run_with
+from helpers import Witness, client_of, first_job, run_with
 from hypothesis import given
 from hypothesis import strategies as draw
 from scipy.stats import kstest
@@ -291,9 +291,9 @@ def public_order(small, strategy, partition_id, server_round):
     # Each sample's teacher is its own position.
     teacher = torch.arange(client.run.plan.public_size).unsqueeze(1)
     if strategy == "perfed-ckt":
-        job = next(client.co_distill(client.public_images(0), teacher, server_round))
+        job = first_job(client.co_distill, client.public_images(0), teacher, server_round)
         return torch.cat([batch[3] for batch in itertools.islice(job.batches, 3)])
-    job = next(client.distill(teacher, server_round))
+    job = first_job(client.distill, teacher, server_round)
     return torch.cat([batch[1] for batch in job.batches])
 
 
