@@ -32,13 +32,12 @@ BENCHMARKS = {
     "scale": "benchmarks.scale:measure",
     "cohort": "benchmarks.cohort:measure",
     "messages": "benchmarks.simulation:measure_messages",
-    "order": "benchmarks.order:measure",
     "simulation": "benchmarks.simulation:measure_long_rounds",
     "sweeps": "benchmarks.sweeps:measure",
 }
 """The function of each benchmark, by name; imported when it runs."""
 
-LONG = ("large-network", "large-server", "scale", "order", "simulation", "sweeps")
+LONG = ("large-network", "large-server", "scale", "simulation", "sweeps")
 """Benchmarks that take several minutes each. They run only if named, or with ``--all``."""
 
 COMMANDS = {"gpu": "benchmarks.gpu:app", "published": "benchmarks.published:app"}

@@ -29,7 +29,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.engines import flower_log_level, resolve_output
 from fedkd_flwr.engines.in_process import run_in_process
-from fedkd_flwr.grids.longest_first import LongestFirstGrid
+from fedkd_flwr.grids.fast_polling import SimulationGrid
 from fedkd_flwr.server_app import serve
 from strategies.core.rounds import Observer, RowObserver
 
@@ -134,7 +134,7 @@ def under_ray(configuration: Configuration, observer: Observer) -> None:
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         assert isinstance(grid, InMemoryGrid)
-        serve(LongestFirstGrid(grid), configuration, observer)
+        serve(SimulationGrid(grid), configuration, observer)
 
     with flower_log_level(ERROR):  # hides the warning that `run_simulation` is deprecated
         run_simulation(
