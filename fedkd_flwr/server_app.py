@@ -44,6 +44,7 @@ from fedkd_flwr.training.server_models import RunModels
 from strategies.core import flower
 from strategies.core.early_stopping import StoppedEarly
 from strategies.core.flower import log
+from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import Observer
 from strategies.core.state import OtherStateError
@@ -315,6 +316,9 @@ def run_rounds(
     if run.server_device != run.torch_device:
         log(INFO, "The server has no device %s and computes on the CPU", run.torch_device)
     plan = run.server_plan().model_copy(update={"run_id": directory.run_id})
+    if directory.newcomers:
+        # The clients that have trained need not be there.
+        plan = plan.model_copy(update={"newcomers": tuple(directory.newcomers), "min_replies": 1})
     strategy = run.method.strategy(plan, configuration.settings, directory, RunModels(run))
     initial = initial_model(configuration)
     try:
@@ -330,6 +334,10 @@ def run_rounds(
     rounds = strategy.plan.num_server_rounds - strategy.completed_rounds
     if isinstance(grid, MessageGrid):
         grid.duration = DurationEstimate(rounds)
+    if directory.newcomers:
+        log(INFO, "The run is finished; %d clients join it", len(directory.newcomers))
+        directory.newcomers_received(strategy.receive_newcomers(grid).tables[NEW_CLIENTS])
+        return
     with suppress(StoppedEarly):
         strategy.start(
             grid,
