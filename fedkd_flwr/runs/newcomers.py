@@ -40,7 +40,7 @@ def newcomers(run: Run, wanted: "Configuration") -> list[int]:
     keeps_models = wanted.run.method.strategy.keeps_global_models
     if not run.summary or not keeps_models or planned != run.config["num-server-rounds"]:
         return []
-    received = {row["partition_id"] for row in received_by(run) if row["failure"] is None}
+    received = {row["partition_id"] for row in received_by(run) if row.get("failure") is None}
     ids = range(run.config[CLIENTS], wanted.run.plan.num_clients)
     return [n for n in ids if n not in received]
 
