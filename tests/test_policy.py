@@ -503,19 +503,6 @@ def test_a_refusal_reaches_the_server_as_a_fixed_sentence(small, tmp_path):
         run_with(client_app, small, tmp_path, node_configs=nodes, strategy="fedavg", models="mlp")
 
 
-def test_seconds_do_not_leave_a_node(small, tmp_path):
-    class Info(Witness):
-        def __call__(self, message, context):
-            reply = super().__call__(message, context)
-            seen.append("seconds" in reply.content.config_records["info"])
-            return reply
-
-    seen = []
-    nodes = {n: {**DEPLOYED, "min-class-count": 0} for n in range(4)}
-    run_with(Info(), small, tmp_path / "run", node_configs=nodes)
-    assert seen and not any(seen)
-
-
 def test_counts_can_be_withheld(small, tmp_path):
     withheld = {"allow-counts": False}
     for strategy in ("kt-pfl", "fedavg"):  # counts beside predictions, and in messages of their own
