@@ -549,10 +549,11 @@ def test_huge_logits_reach_no_client_as_nan(tiny, tmp_path):
     assert (sharing[:, [0, 2], 1] < 1e-6).all()
 
 
-def test_flags_other_than_0_and_1_are_refused():
+@pytest.mark.parametrize("flag", [0.5, 2])
+def test_flags_other_than_0_and_1_are_refused(flag):
     strategy = FedKMA(RunPlan(num_clients=2, num_classes=3), FedKMASettings())
     with pytest.raises(InvalidReplyError, match="values other than 0 and 1"):
-        strategy.check_reply(reply_with({CLASS_FLAGS: np.array([0, 0.5, 1])}))
+        strategy.check_reply(reply_with({CLASS_FLAGS: np.array([0, flag, 1])}))
 
 
 # ---- State, settings, results --------------------------------------------------------------
