@@ -50,10 +50,12 @@ MUTANTS = [
 
 
 def copy_of_tree(folder):
-    """Copy all tracked files to a folder."""
+    """Copy all tracked files to a folder, and track them there: some tests ask Git for them."""
     for path in tracked_files():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, folder / path, follow_symlinks=False)
+    for command in (["init", "--quiet"], ["add", "--all"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
 
 
 def passes(folder, *arguments):
@@ -108,7 +110,9 @@ def main():
     left_out = [HOLDING] if options.stored_runs else [HOLDING, NUMBERS]
     with tempfile.TemporaryDirectory() as folder:
         copy_of_tree(Path(folder))
-        if not named_tests_pass(Path(folder), sorted({name for m in chosen for name in m.tests})):
+        named = sorted({name for mutant in chosen for name in mutant.tests})
+        sound = named_tests_pass(Path(folder), named)
+        if not sound or (options.suite and not suite_passes(Path(folder), left_out)):
             sys.exit("the tests fail without a mutant too")
         killed = 0
         for mutant in chosen:
