@@ -301,7 +301,7 @@ def test_statistics_are_refreshed_for_the_final_weights(tiny):
 
 def test_a_reply_has_the_statistics_of_its_own_weights(tiny):
     client = first_client(tiny)
-    reply = complete(client.train(initial_model(read_config(tiny)), 1, "train"))
+    reply = client.train(initial_model(read_config(tiny)), 1, "train")
     refresh_statistics(client.model, client.data.train_images)
     np.testing.assert_array_equal(reply.arrays["buffers"], client.model_arrays()["buffers"])
 
