@@ -40,7 +40,7 @@ from fedkd_flwr.runs import (
     require_same_clients,
     require_writable,
 )
-from fedkd_flwr.trackers.observing import require_trackers, trackers_of
+from fedkd_flwr.trackers import TrackerObserver, require_trackers
 from fedkd_flwr.training.dp_sgd import require_separate_samples
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core.early_stopping import StoppedEarly
@@ -69,7 +69,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method of the run config."""
     try:
         wanted = read_config(context.run_config)
-        require_trackers(wanted.run.trackers)
+        require_trackers(wanted.run.trackers.tracker)
         configuration = with_connected_clients(grid, wanted)
         if isinstance(grid, InMemoryGrid):
             check_run(configuration)
@@ -158,7 +158,7 @@ def check_run(configuration: Configuration) -> None:
         If a resumed run would have other settings, or a tracker is not installed.
     """
     run = configuration.run
-    require_trackers(run.trackers)
+    require_trackers(run.trackers.tracker)
     if not run.plan.num_clients:
         raise ConfigError(
             "num-clients = 0 stands for all connected clients and works under flwr run only; set "
@@ -292,7 +292,9 @@ def serve(
     with closing(directory):
         log(INFO, "Run directory: %s", directory.path)
         try:
-            directory.watched_by([*trackers_of(run.trackers), observer or Observer()])
+            with_clients = run.trackers.tracker_clients
+            trackers = [TrackerObserver(name, with_clients) for name in run.trackers.tracker]
+            directory.watched_by([*trackers, observer or Observer()])
             run_rounds(grid, configuration, directory, checkpoint)
         except (Exception, KeyboardInterrupt):
             directory.give_up()
