@@ -40,6 +40,7 @@ PAGE = Template("""<!DOCTYPE html>
   --raised: #f3f5f8; --line: #d9dde3; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e7e9ee; --quiet: #a3aab6; --paper: #15171c; --raised: #20242b; --line: #3a404b; }
+  svg { filter: brightness(1.3); }
 }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--paper); color: var(--ink);

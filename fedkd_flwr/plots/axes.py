@@ -66,8 +66,8 @@ def bytes_across(axes: Axes) -> None:
 
 
 def client_ticks(clients: NDArray[np.int64]) -> tuple[list[int], list[str]]:
-    """Return positions and labels of ticks, at most 25 of them."""
-    step = -(-len(clients) // 25)
+    """Return positions and labels of ticks, at most 15 of them."""
+    step = -(-len(clients) // 15)
     places = list(range(0, len(clients), step))
     return places, [str(clients[place]) for place in places]
 

@@ -75,7 +75,7 @@ def plot_mean_gain(comparison: Comparison) -> Figure:
     figure, axes = new_figure(f"Gain in mean accuracy over {against}, in points", "")
     for row, (label, style, own) in enumerate(shown):
         seeds = own.groupby("seed")["gain"].mean()
-        axes.scatter(seeds, [row] * len(seeds), s=22, color=style["color"], alpha=0.6, lw=0)
+        axes.scatter(seeds, [row] * len(seeds), s=26, color=style["color"], alpha=0.8, lw=0)
         axes.plot([seeds.mean()] * 2, [row - 0.3, row + 0.3], color="black", lw=2)
         if (effect := comparison.effects.get(label)) and np.isfinite(effect.low + effect.high):
             axes.plot([effect.low, effect.high], [row] * 2, color="black", lw=1.2)
