@@ -274,6 +274,7 @@ def test_partition_is_drawn_as_a_heat_map_of_counts(runs):
 def test_all_figures_are_written_and_closed(comparison, tmp_path):
     from matplotlib import pyplot
 
+    before = pyplot.get_fignums()
     paths = plots.save_figures(comparison, tmp_path / "figures")
     assert {path.name for path in paths} == {
         "accuracy-over-rounds.png", "mean-gain-over-local.png", "gain-over-local.png",
@@ -283,7 +284,7 @@ def test_all_figures_are_written_and_closed(comparison, tmp_path):
     for path in paths:
         assert mpl.image.imread(path).std() > 0.01
     assert len(list((tmp_path / "figures").iterdir())) == len(paths)
-    assert pyplot.get_fignums() == []
+    assert pyplot.get_fignums() == before
 
 
 def test_a_label_that_looks_like_a_formula_is_drawn_as_it_is(runs, tmp_path):
