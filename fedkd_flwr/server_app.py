@@ -40,7 +40,7 @@ from fedkd_flwr.runs import (
     require_same_clients,
     require_writable,
 )
-from fedkd_flwr.trackers import TrackerObserver, require_trackers
+from fedkd_flwr.trackers import TrackerObserver
 from fedkd_flwr.training.dp_sgd import require_separate_samples
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core.early_stopping import StoppedEarly
@@ -69,7 +69,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method of the run config."""
     try:
         wanted = read_config(context.run_config)
-        require_trackers(wanted.run.trackers.tracker)
+        wanted.run.trackers.require_installed()
         configuration = with_connected_clients(grid, wanted)
         if isinstance(grid, InMemoryGrid):
             check_run(configuration)
@@ -158,7 +158,7 @@ def check_run(configuration: Configuration) -> None:
         If a resumed run would have other settings, or a tracker is not installed.
     """
     run = configuration.run
-    require_trackers(run.trackers.tracker)
+    run.trackers.require_installed()
     if not run.plan.num_clients:
         raise ConfigError(
             "num-clients = 0 stands for all connected clients and works under flwr run only; set "

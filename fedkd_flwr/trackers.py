@@ -1,6 +1,5 @@
 """Trackers of experiments: observers that write a run to TensorBoard, W&B or MLflow as it goes."""
 
-import importlib.util
 import math
 import os
 import time
@@ -8,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
 from typing import Any, NamedTuple
 
-from fedkd_flwr.config import ConfigError
 from fedkd_flwr.config.flat_config import flatten
 from fedkd_flwr.runs.reading import Run
 from strategies.core.flower import log
@@ -66,17 +64,6 @@ class TrackerObserver(Observer):
             self._tracker = Tracker()
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             log(WARNING, "%s failed, and the run continues without it: %s", self._name, reason)
-
-
-def require_trackers(names: Iterable[str]) -> None:
-    """Check that trackers are installed here; a `ConfigError` says how to install a missing one."""
-    for name in names:
-        # A folder of that name, such as those that wandb writes, is found too, without an origin.
-        if (found := importlib.util.find_spec(name)) is None or found.origin is None:
-            raise ConfigError(
-                f"tracker = {name} is not installed where the server runs: "
-                f"`uv sync --extra {name}`, or `pip install 'fedkd-flwr[{name}]'`."
-            )
 
 
 def _numbers(row: Mapping[str, Any], template: str = "{}") -> Numbers:

@@ -1,9 +1,11 @@
 """The keys that all methods share, as groups that are declared beside the code that reads them."""
 
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
+from fedkd_flwr.config.errors import ConfigError
 from fedkd_flwr.data.registry import HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.methods import Method, find_method
@@ -43,6 +45,17 @@ class TrackerSettings(SettingsGroup):
 
     tracker: Annotated[Words, AfterValidator(some_of(TRACKERS)), NO_EFFECT_ON_RESULTS] = ()
     tracker_clients: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
+
+    def require_installed(self) -> None:
+        """Check that the trackers are installed here; a `ConfigError` says how to install one."""
+        for name in self.tracker:
+            found = find_spec(name)
+            # A folder of that name, such as those of wandb, is found too, without an origin.
+            if found is None or found.origin is None:
+                raise ConfigError(
+                    f"tracker = {name} is not installed where the server runs: "
+                    f"`uv sync --extra {name}`, or `pip install 'fedkd-flwr[{name}]'`."
+                )
 
 
 class RunConfig(SettingsGroup):
