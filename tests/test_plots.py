@@ -207,6 +207,15 @@ def test_sharing_rows_are_receivers_and_columns_givers_ordered_by_labels(runs):
     assert "coefficients after round 2" in axes.get_title()
 
 
+def test_the_scale_ends_at_the_largest_weight_between_two_clients(runs):
+    weights = np.array([[9, 0.4, 0, 0], [0.1, 9, 0, np.nan], [0, 0, 9, 0], [0, 0, 0, 9]], float)
+    nobody = np.full((4, 4), np.nan)
+    for matrix, limits in ((weights, (0, 0.4)), (nobody, (0, 1)), (np.eye(4), (0, 1))):
+        run = changed(runs["kt-pfl", 0], matrices={"coefficients": matrix[None]})
+        image = main_axes(plots.plot_sharing(run, order=[0, 1, 2, 3])).images[0]
+        assert image.get_clim() == limits
+
+
 def test_sharing_uses_the_given_order(runs):
     axes = main_axes(plots.plot_sharing(runs["kt-pfl", 0], order=[3, 1, 0, 2]))
     assert [text.get_text() for text in axes.get_yticklabels()] == ["3", "1", "0", "2"]

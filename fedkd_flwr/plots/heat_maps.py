@@ -65,6 +65,9 @@ def plot_sharing(
 ) -> Figure:
     """Draw a coefficient or sharing matrix as a heat map: who learns from whom.
 
+    The color scale ends at the largest weight between two clients. A client's weight for itself is
+    often so large that the others could not be distinguished.
+
     Parameters
     ----------
     run : Run
@@ -93,12 +96,14 @@ def plot_sharing(
     matrix, clients, ordered = ordered_matrix(run, name, server_round, order)
     figure, axes = new_figure(f"Giver{ordered}", f"Receiver{ordered}", grid=False)
     figure.set_size_inches(FIGURE_WIDTH, 0.9 * FIGURE_WIDTH)
-    lowest, highest = float(np.nanmin(matrix)), float(np.nanmax(matrix))
+    between = matrix[~np.eye(len(clients), dtype=bool)]
+    known = between[np.isfinite(between)]  # NaN is a client that had not joined
+    lowest, highest = (known.min(), known.max()) if len(known) else (0.0, 1.0)
     # If all weights are equal, as in FedMD, the color scale still needs two different ends.
     if highest - lowest < 1e-9:
-        lowest, highest = 0.0, 2 * highest
+        lowest, highest = 0.0, 2 * highest or 1.0
     image = draw_matrix(axes, matrix, clients, clients, limits=(lowest, highest))
-    figure.colorbar(image, ax=axes, label="Weight of the giver")
+    figure.colorbar(image, ax=axes, label="Weight of the giver", extend="max")
     title = f"{run_title(run)}\n{name} after round {server_round}"
     axes.set_title(title, fontsize="medium")
     return figure
