@@ -142,7 +142,7 @@ def _sections(comparison: Comparison) -> Iterator[str]:
     yield _paragraph("Matrices and clusters are those of each method's first seed.")
     drawn = "".join(_figure(name, figure) for name, figure in figures_of(comparison))
     yield f'<div class="figures">{drawn}</div>'
-    yield "<h2>Runs</h2>"
+    yield "<h2>Details</h2>"
     yield _folded("Runs", _runs(comparison))
     clients = by_client(comparison.clients, comparison.table.index)
     yield _folded("Accuracy of each client, mean over seeds", rendered_clients(clients))
