@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from torch import nn
 
 import fedkd_flwr
@@ -248,45 +247,6 @@ def test_distillation_in_a_cohort_equals_distillation():
         train_on(own.model, own.loss, own.optimizer, own.batches)
         for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        "kt-pfl",
-        "perfed-ckt",
-        "local",
-        "fedavg",
-        "scaffold",
-        "ditto",
-        "fml",
-        "fedkd",
-        "fedmrl",
-        "fedapen",
-        "fedgen",
-        "fedrod",
-        "apfl",
-    ],
-)
-def test_a_run_with_cohorts_equals_one_without(strategy, small, tmp_path):
-    changes = {"strategy": strategy, "models": "mlp", "partition": "dirichlet", "alpha": 1.0}
-    runs = {
-        cohort: fedkd_flwr.run(
-            {**small, **changes, "cohort": cohort, "models-dir": str(tmp_path / cohort / "models")},
-            output_dir=tmp_path / cohort / "run",
-        )
-        for cohort in ("on", "off")
-    }
-    for column in ("accuracy_mean", "accuracy_weighted"):
-        assert list(runs["on"].rounds[column]) == list(runs["off"].rounds[column])
-    for column in ("loss_mean", "train_loss_mean"):
-        np.testing.assert_allclose(runs["on"].rounds[column], runs["off"].rounds[column], rtol=1e-4)
-    for n in range(4):
-        mine, theirs = (
-            load_file(tmp_path / cohort / "models" / f"{n}.safetensors") for cohort in runs
-        )
-        for key, value in theirs.items():
-            np.testing.assert_allclose(mine[key], value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_client_that_fails_in_a_cohort_is_dropped_and_the_others_continue(small, tmp_path):

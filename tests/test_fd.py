@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, random_simplex, reply_with, run_with, state_of
+from helpers import Witness, client_of, random_simplex, reply_with, run_with
 from torch import nn
 
-import fedkd_flwr
 from fedkd_flwr.clients.fd import ClassDistillation
-from fedkd_flwr.config import ConfigError, read_config
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import NotOnSimplexError
@@ -75,41 +73,6 @@ def test_clients_send_what_they_predict_for_their_classes_and_get_the_others(sma
         np.testing.assert_array_equal(witness.up[2, "train", n]["class-counts"], counts)
 
 
-def test_without_its_term_it_is_local(small, tmp_path):
-    columns = ["round", "partition_id", "accuracy", "loss"]
-    local, without, pulled = (
-        fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / str(name)).clients[columns]
-        for name, changes in enumerate(({"strategy": "local"}, {"fd.gamma": 0.0}, {}))
-    )
-    np.testing.assert_array_equal(without, local)
-    assert not np.array_equal(pulled, local)
-
-
-def test_cohorts_equal_single_clients_up_to_rounding(small, tmp_path):
-    columns = ["round", "partition_id", "accuracy", "loss"]
-    alone, together = (
-        fedkd_flwr.run({**small, "models": "mlp", "cohort": cohort}, output_dir=tmp_path / cohort)
-        for cohort in ("off", "on")
-    )
-    np.testing.assert_allclose(together.clients[columns], alone.clients[columns], rtol=1e-4)
-
-
-# ---- State ---------------------------------------------------------------------------
-
-
-def test_the_targets_of_the_next_round_are_all_that_is_kept(small, tmp_path):
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    assert list(whole.rounds["numbers_up"]) == [4 * 110] * 2
-    assert list(whole.rounds["numbers_down"]) == [0, 4 * 100]
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = state_of(tmp_path / "run")
-    assert set(after_one) == {"targets"}
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
-    np.testing.assert_array_equal(after_two["targets"], at_once["targets"])
-    assert not np.array_equal(after_one["targets"], after_two["targets"])
-
-
 # ---- Refusals ------------------------------------------------------------------------
 
 
@@ -129,10 +92,3 @@ def test_means_and_counts_that_make_no_sense_are_refused(means, counts, reason):
     with pytest.raises((InvalidReplyError, NotOnSimplexError), match=reason):
         strategy.check_reply(reply_with(arrays))
     strategy.check_reply(reply_with({**arrays, "class-counts": np.array([3, 0])}))
-
-
-@pytest.mark.parametrize("gamma", [-0.1, float("inf")])
-def test_a_weight_below_zero_is_refused_in_one_line(gamma, small):
-    with pytest.raises(ConfigError, match=r"fd\.gamma = ") as caught:
-        read_config({**small, "fd.gamma": gamma})
-    assert "\n" not in str(caught.value)

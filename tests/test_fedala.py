@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from helpers import breaking, names_in_state, replacing, run_with
 from two_clients import (
     CHANGES,
     assert_same_models,
@@ -14,9 +13,7 @@ from two_clients import (
     witnessed,
 )
 
-import fedkd_flwr
 from fedkd_flwr.clients.fedala import converged
-from fedkd_flwr.config import ConfigError, read_config
 
 HEAD = slice(785 * 100, None)
 """Numbers of the mlp's last layer in its vector."""
@@ -87,44 +84,6 @@ def test_losses_have_converged_when_the_last_ten_differ_little():
     assert not converged([9.0] + [1.0, 1.1] * 5, threshold=0.05)
 
 
-def test_without_mixed_layers_models_are_those_of_fedavg_bit_for_bit(small, tmp_path):
-    small |= {"batch-size": 20, "momentum": 0.9, "learning-rate": 0.02}
-    one, _ = witnessed(small, tmp_path / "one", **{"fedala.mixed-layers": 0})
-    other, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "other")
-    assert_same_models(one, other)
-
-
 def test_more_mixed_layers_than_the_model_has_are_all_of_it(small, tmp_path):
     runs = [witnessed(small, tmp_path / f"{p}", **{"fedala.mixed-layers": p})[0] for p in (2, 1000)]
     assert_same_models(*runs)
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    """Clients keep their models and W."""
-    small |= {"num-server-rounds": 3, "fedala.sample-share": 0.5, "batch-size": 16}
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=2)
-    assert names_in_state(tmp_path / "run") == {"model/weights"}
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
-def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
-    weights = np.full(79510, np.nan, np.float32)
-    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
-    assert list(run.rounds["failures"]) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"fedala.sample-share": 0}, "fedala.sample-share = 0: it should be greater than 0"),
-        ({"fedala.mixed-layers": -1}, "fedala.mixed-layers = -1: it should be greater than or eq"),
-        ({"models": "mlp,lenet"}, "fedala averages parameters and needs one architecture"),
-        ({"dp-sgd-noise-multiplier": 1.0}, "fedala uses training samples outside of plain local"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

@@ -1,16 +1,12 @@
 """FedAMP (Huang et al. 2021): the cloud's mixtures, the clients' steps, FedAvg and local models."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers import names_in_state
 from two_clients import CHANGES, assert_same_models, gradient, training_data, witnessed
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
-from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
 from strategies.fedamp import FedAMP, FedAMPSettings, attention_weights
@@ -126,30 +122,3 @@ def test_a_client_that_was_absent_is_mixed_with_its_last_model(small, tmp_path):
                 np.testing.assert_allclose(run.down[t, "train", n]["weights"], expected, atol=1e-6)
         last |= {n: run.up[t, "train", n]["weights"] for n in run.trained(t)}
     assert set(last) == {0, 1, 2}
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    whole = fedkd_flwr.run({**small, **OWN}, output_dir=tmp_path / "whole")
-    run = fedkd_flwr.run({**small, **OWN}, output_dir=tmp_path / "run", num_server_rounds=1)
-    attention = {f"attention/{part.name}" for part in fields(PairMatrix)}
-    assert names_in_state(run.path) == {
-        "model/weights", "library/0/weights", "library/1/weights", *attention,
-    }  # fmt: skip
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    np.testing.assert_array_equal(resumed.matrices["attention"], whole.matrices["attention"])
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"fedamp.sigma": 0.0}, "fedamp.sigma = 0.0: it should be greater than 0"),
-        ({"fedamp.attention-step": -1.0}, "fedamp.attention-step = -1.0: it should be greater"),
-        ({"fedamp.regularization-weight": -1.0}, "fedamp.regularization-weight = -1.0: it should"),
-        ({"models": "mlp,lenet"}, "fedamp averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers import breaking, names_in_state, replacing, run_with
+from helpers import names_in_state
 from torch import nn
 from torch.nn import functional
-from two_clients import CHANGES, assert_same_models, returned_weights, training_data, witnessed
+from two_clients import CHANGES, returned_weights, training_data, witnessed
 
 import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, model_vectors
 from strategies.core.layer_choice import WITHOUT_BATCH_NORM
 
@@ -92,13 +91,6 @@ def test_nothing_of_batch_normalization_travels(small, tmp_path):
         assert set(arrays) <= {"weights"}
 
 
-def test_without_batch_normalization_it_is_fedavg_bit_for_bit(small, tmp_path):
-    small |= {"models": "mlp", "batch-size": 20, "momentum": 0.9, "learning-rate": 0.02}
-    one, _ = witnessed(small, tmp_path / "one")
-    other, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "other")
-    assert_same_models(one, other)
-
-
 @pytest.mark.parametrize("statistics", ["fresh", "kept"])
 def test_two_rounds_equal_one_round_resumed_by_another(statistics, small, tmp_path):
     small |= {"batch-norm-statistics": statistics}
@@ -107,15 +99,3 @@ def test_two_rounds_equal_one_round_resumed_by_another(statistics, small, tmp_pa
     assert names_in_state(tmp_path / "run") == {"model/weights"}
     resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2, allow_code=["test_fedbn"])
     assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
-def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
-    weights = np.full(SHARED, np.nan, np.float32)
-    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
-    assert list(run.rounds["failures"]) == [1, 1]
-
-
-def test_impossible_settings_are_refused_in_one_line(small):
-    with pytest.raises(ConfigError, match="fedbn averages parameters and needs one arch") as caught:
-        read_config({**small, "models": "mlp,lenet"})
-    assert "\n" not in str(caught.value)

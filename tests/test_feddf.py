@@ -7,11 +7,10 @@ import pytest
 import torch
 from by_hand import TWO_CLIENTS, logits, trained, training_data
 from flwr.app import Context, RecordDict
-from helpers import Witness, breaking, client_of, raising, run_with, state_of
+from helpers import Witness, breaking, client_of, raising, run_with
 from torch.nn import functional
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import read_config
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.grids.in_process import InProcessGrid
@@ -78,15 +77,6 @@ def test_the_mean_of_the_models_is_distilled_from_the_mean_of_their_logits(two, 
         is_close = np.isclose(following, expected, atol=1e-4)
         assert is_close.mean() > 0.999
         assert np.abs(following - average).max() > 0.01
-
-
-def test_without_a_step_it_is_fedavg_bit_for_bit(two, tmp_path):
-    without, _ = witnessed(two, tmp_path / "without", **{"feddf.distillation-steps": 0})
-    fedavg, _ = witnessed(two, tmp_path / "fedavg", strategy="fedavg")
-    for key, arrays in fedavg.down.items():
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(without.down[key][name], array)
-    assert (2, "evaluate", 1) in fedavg.down
 
 
 def test_architectures_are_averaged_separately_and_distilled_jointly(small, tmp_path, monkeypatch):
@@ -179,21 +169,6 @@ def test_updates_are_clipped_within_their_architecture():
     np.testing.assert_allclose(bounded[4].arrays["weights"], 5)
 
 
-# ---- State ---------------------------------------------------------------------------
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = state_of(run.path)
-    assert set(after_one) == {"models/mlp/weights", "models/lenet/weights"}
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, whole = (state_of(tmp_path / name) for name in ("run", "whole"))
-    for name, array in whole.items():
-        np.testing.assert_array_equal(after_two[name], array)
-        assert not np.array_equal(after_one[name], array)
-
-
 # ---- pFedDF --------------------------------------------------------------------------
 
 
@@ -232,23 +207,3 @@ def test_a_server_without_its_public_set_stops_before_any_client_works(small, tm
     with pytest.raises(DataError, match="mnist"):
         main(grid, Context(1, 1, {}, RecordDict(), run_config))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("strategy", ["feddf", "pfeddf"])
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"public-dataset": "none"},
-            "distills on the server on public samples; set public-dataset",
-        ),
-        ({"public-size": 0}, "distills on the server on public samples.*public-size"),
-        ({"feddf.distillation-steps": -1}, "feddf.distillation-steps = -1: it should be greater"),
-        ({"feddf.distillation-batch-size": 0}, "feddf.distillation-batch-size = 0"),
-        ({"pfeddf.epochs": 0}, "pfeddf.epochs = 0"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, strategy, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, "strategy": strategy, **changes})
-    assert "\n" not in str(caught.value)

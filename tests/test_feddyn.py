@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers import Witness, breaking, names_in_state, raising, replacing, run_with
+from helpers import Witness, breaking, raising, replacing, run_with
 from two_clients import CHANGES, gradient, returned_weights, training_data, witnessed
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
@@ -75,15 +73,6 @@ def test_clients_of_the_first_round_are_fedprox_bit_for_bit(small, tmp_path):
         np.testing.assert_array_equal(weights, theirs[key])
 
 
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    """The server keeps its model and h, clients keep g_k."""
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert names_in_state(tmp_path / "run") == {"model/weights", "drift/weights"}
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
 @pytest.mark.parametrize(
     "change", [replacing(weights=np.full(79510, np.nan, np.float32)), raising("lost")]
 )
@@ -95,16 +84,3 @@ def test_a_bad_or_lost_reply_leaves_the_round_to_the_others(change, small, tmp_p
     drift = -ALPHA / 2 * (end - start)
     sent = witness.down[2, "train", 0]["weights"]
     np.testing.assert_allclose(sent, end - drift / ALPHA, atol=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"feddyn.alpha": 0}, "feddyn.alpha = 0: it should be greater than 0"),
-        ({"models": "mlp,lenet"}, "feddyn averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

@@ -1,12 +1,10 @@
 """FedFomo (Zhang et al. 2021): weights by validation loss, mixtures, and models that are sent."""
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array
-from helpers import breaking, client_of, names_in_state, replacing, run_with
+from helpers import breaking, client_of, replacing, run_with
 from two_clients import (
     CHANGES,
     assert_same_models,
@@ -16,10 +14,7 @@ from two_clients import (
     witnessed,
 )
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
-from strategies.core.pair_matrix import PairMatrix
 from strategies.core.randomness import random_generator
 from strategies.fedfomo import chosen_models, gains_of, weights_of
 
@@ -174,29 +169,3 @@ def test_a_single_client_is_local_from_the_initial_model(small, tmp_path):
     alone, _ = witnessed(small, tmp_path / "alone")
     fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
     assert_same_models(alone, fedavg)
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    library = {f"library/{n}/weights" for n in (0, 1, 2)}
-    affinities = {f"affinities/{part.name}" for part in fields(PairMatrix)}
-    assert names_in_state(run.path) == {"model/weights", *affinities, *library}
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    np.testing.assert_array_equal(resumed.matrices["affinities"], whole.matrices["affinities"])
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"client-split": "75/0/25"}, "fedfomo needs validation data; set client-split"),
-        ({"fedfomo.models-sent": 0}, "fedfomo.models-sent = 0: it should be greater"),
-        ({"fedfomo.exploration": 1.5}, "fedfomo.exploration = 1.5: it should be less"),
-        ({"models": "mlp,lenet"}, "fedfomo averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

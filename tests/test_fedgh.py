@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, reply_with, run_with, state_of
+from helpers import Witness, client_of, reply_with, run_with
 from torch.nn import functional
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.layers import head_of
 from strategies.core.plan import RunPlan
 from strategies.fedgh import FedGH, FedGHSettings, head_step
@@ -70,37 +68,3 @@ def test_clients_train_from_the_received_head(small, tmp_path):
     for n in range(4):
         client = client_of(small, n, grid.contexts[n])
         np.testing.assert_allclose(head_of(client.model).weight.detach(), second, atol=1e-6)
-
-
-# ---- State ---------------------------------------------------------------------------
-
-
-def test_the_head_is_all_that_is_kept(small, tmp_path):
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    assert list(whole.rounds["numbers_up"]) == [4 * 130] * 2
-    assert list(whole.rounds["numbers_down_broadcast"]) == [130] * 2
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = state_of(tmp_path / "run")
-    assert set(after_one) == {"head/head-weight", "head/head-bias"}
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
-    for name, array in at_once.items():
-        np.testing.assert_array_equal(after_two[name], array)
-        assert not np.array_equal(after_one[name], array)
-
-
-# ---- Settings ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"fedgh.feature-width": -1}, r"fedgh\.feature-width = -1: it should be greater than"),
-        ({"fedgh.server-learning-rate": 0}, r"fedgh\.server-learning-rate = 0"),
-        ({"fedgh.server-epochs": 0}, r"fedgh\.server-epochs = 0"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, reply_with, run_with, state_of
+from helpers import Witness, reply_with, run_with
 from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedkd import FeaturePair, adaptive_mutual_loss
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.vectors import matrix_shapes, model_vectors
 from strategies.core.low_rank import compressed, rank_for_energy, restored
@@ -119,22 +118,6 @@ def test_factors_save_most_of_the_numbers_and_bytes(small, tmp_path):
     assert (run.rounds["numbers_down_broadcast"] == size).all()
 
 
-# ---- State ---------------------------------------------------------------------------
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    """Momentum aside, the clients remember the matrix between the features."""
-    small |= {"fedkd.energy-end": 0.95}
-    fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = state_of(tmp_path / "run")
-    assert set(after_one) == {"model/weights"}
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
-    np.testing.assert_array_equal(after_two["model/weights"], at_once["model/weights"])
-    assert not np.array_equal(after_one["model/weights"], after_two["model/weights"])
-
-
 # ---- Refusals ------------------------------------------------------------------------
 
 
@@ -173,21 +156,3 @@ def test_an_array_of_open_length_is_bounded():
     shapes = [(5, 2), (0, 2), (6, 2), (-1, 2), (3, 3), (3,)]
     assert [due.admits(shape) for shape in shapes] == [True, True, False, False, False, False]
     assert not ExpectedArray((5, 2)).admits((4, 2))
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"fedkd.energy-start": 0}, r"fedkd\.energy-start = 0: it should be greater than 0"),
-        (
-            {"fedkd.energy-start": 0.99},
-            r"energy-end = 0.98 is below fedkd\.energy-start = 0.99.*; "
-            r"set fedkd\.energy-end to at least 0.99",
-        ),
-        ({"fedkd.shared-model": "nope"}, r"fedkd\.shared-model = 'nope'.*not one of lenet"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

@@ -5,14 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import breaking, client_of, names_in_state, replacing, run_with
+from helpers import client_of
 from torch.nn import functional
 from two_clients import CHANGES, Normed, returned_weights, sizes_of, training_data, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.analysis.cross import cross
 from fedkd_flwr.clients.fedmrl import FusedPair
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.features import with_common_width
@@ -113,19 +112,6 @@ def test_a_pair_equals_two_networks_whose_logits_are_added():
 # ---- State ---------------------------------------------------------------------------
 
 
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    """Clients keep the projector and its momentum; the server keeps the shared model alone."""
-    small |= {"momentum": 0.9, "learning-rate": 0.02}
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert names_in_state(tmp_path / "run") == {"model/weights"}
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-    assert resumed.clients.query("round == 1")["loss"].tolist() != (
-        resumed.clients.query("round == 2")["loss"].tolist()
-    )
-
-
 def test_the_shared_model_is_as_narrow_as_the_narrowest(small, tmp_path):
     """lenet has 84 features, and mlp 100."""
     changes = {"models": "mlp,lenet", "num-server-rounds": 1, "fedmrl.shared-width": 500}
@@ -172,26 +158,3 @@ def test_stored_models_are_evaluated_with_the_shared_one(small, tmp_path):
     finished = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     rows = finished.clients[finished.clients["round"] == 2]
     np.testing.assert_allclose(np.diag(cross(tmp_path / "run").accuracies), rows["accuracy"])
-
-
-# ---- Refusals ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weights", [np.full(81276, np.nan, np.float32), np.zeros(7, np.float32)])
-def test_a_shared_model_that_is_invalid_is_refused(weights, small, tmp_path):
-    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
-    assert list(run.rounds["failures"]) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"fedmrl.coarse-weight": -1}, r"fedmrl\.coarse-weight = -1: it should be greater than"),
-        ({"fedmrl.shared-width": -1}, r"fedmrl\.shared-width = -1"),
-        ({"fedmrl.shared-model": "nope"}, r"fedmrl\.shared-model = 'nope'.*not one of lenet"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

@@ -4,20 +4,16 @@ import numpy as np
 import pytest
 import torch
 from by_hand import logits as logits_of
-from helpers import breaking, names_in_state, replacing, run_with
 from torch.nn import functional
 from two_clients import (
     CHANGES,
-    assert_same_models,
     returned_weights,
     sizes_of,
     training_data,
     witnessed,
 )
 
-import fedkd_flwr
 from fedkd_flwr.clients.fedntd import not_true
-from fedkd_flwr.config import ConfigError, read_config
 
 BETA, TAU = 0.7, 2.5
 
@@ -78,39 +74,3 @@ def test_batches_meet_the_predictions_on_their_own_samples(small, tmp_path):
     _, held = witnessed(small, tmp_path / "held", **{"fedntd.beta": 100.0})
     losses = [run.clients["train_loss"].to_numpy() for run in (without, held)]
     np.testing.assert_allclose(*losses, atol=1e-4)
-
-
-def test_with_beta_0_it_is_fedavg(small, tmp_path):
-    small |= {"batch-size": 20, "momentum": 0.9, "learning-rate": 0.02}
-    one, _ = witnessed(small, tmp_path / "one", **{"fedntd.beta": 0.0})
-    other, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "other")
-    assert_same_models(one, other, tolerance=1e-7)
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert names_in_state(tmp_path / "run") == {"model/weights"}
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
-def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
-    weights = np.full(79510, np.nan, np.float32)
-    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
-    assert list(run.rounds["failures"]) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"fedntd.beta": -0.1}, "fedntd.beta = -0.1: it should be greater than or equal to 0"),
-        ({"fedntd.temperature": 0}, "fedntd.temperature = 0: it should be greater than 0"),
-        ({"models": "mlp,lenet"}, "fedntd averages parameters and needs one architecture"),
-        ({"dp-sgd-noise-multiplier": 1.0}, "fedntd uses training samples outside of plain local"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

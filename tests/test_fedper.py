@@ -14,12 +14,9 @@ from two_clients import (
     witnessed,
 )
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
-from fedkd_flwr.runs import read_checkpoint
 
 BODY = 785 * 100
 """Numbers of the mlp's hidden layer, which come first in its vector."""
@@ -84,14 +81,6 @@ def test_bodies_are_averaged_and_heads_stay_personal(small, tmp_path):
             assert losses[t, n] == pytest.approx(expected, abs=1e-5)
 
 
-def test_with_all_layers_personal_it_is_local_and_sends_nothing(small, tmp_path):
-    small |= {"batch-size": 16, "models": "lenet"}
-    run, finished = witnessed(small, tmp_path / "run", **{"fedper.personal-layers": 99})
-    _, local = witnessed(small, tmp_path / "local", strategy="local")
-    assert all(not arrays for arrays in (*run.up.values(), *run.down.values()))
-    assert list(finished.clients["loss"]) == list(local.clients["loss"])
-
-
 def test_buffers_are_sent_with_the_body(small, tmp_path):
     changes = {"models": "shufflenetv2", "num-server-rounds": 1, "local-iterations": 1}
     run, _ = witnessed({**small, **changes, "max-samples": 120, "batch-size": 4}, tmp_path / "run")
@@ -101,29 +90,3 @@ def test_buffers_are_sent_with_the_body(small, tmp_path):
         kind: vector.shape for kind, vector in expected.items()
     }
     assert set(sent) == {"weights", "buffers"}
-
-
-# ---- State and settings --------------------------------------------------------------
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    """The server keeps the body, clients their heads."""
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert read_checkpoint(run.path).state["model/weights"].shape == (BODY,)
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"fedper.personal-layers": 0}, "fedper.personal-layers = 0: it should be greater than"),
-        ({"fedper.personal-layers": 1.5}, "fedper.personal-layers = 1.5: "),
-        ({"models": "mlp,lenet"}, "fedper averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, reply_with, run_with, state_of
+from helpers import Witness, client_of, reply_with, run_with
 from torch import nn
 
 import fedkd_flwr
@@ -14,7 +14,7 @@ from fedkd_flwr.clients.fedproto import (
     TowardsPrototypes,
     nearest_prototype_head,
 )
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.models.features import feature_width, features
 from fedkd_flwr.training.loop import count_correct
@@ -111,20 +111,6 @@ def test_mixed_models_agree_on_a_width_and_send_their_mean_features(small, tmp_p
             np.testing.assert_allclose(sent["class-means"][k], mean, atol=1e-4, rtol=1e-4)
 
 
-def test_without_its_term_it_trains_as_local_does(small, tmp_path):
-    """A width that the model has by itself needs no projection; predictions are the head's."""
-    small |= {"models": "mlp", "fedproto.feature-width": 0, "fedproto.predict": "head"}
-    columns = ["round", "partition_id", "accuracy", "loss"]
-    local, without, pulled = (
-        fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / str(name)).clients[columns]
-        for name, changes in enumerate(
-            ({"strategy": "local"}, {"fedproto.prototype-weight": 0.0}, {})
-        )
-    )
-    np.testing.assert_allclose(without, local, rtol=1e-6)
-    assert not np.allclose(pulled, local)
-
-
 def test_the_nearest_prototype_is_a_linear_layer():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5))
@@ -156,39 +142,3 @@ def test_exported_models_answer_as_they_were_evaluated(strategy, predict, small,
         found = count_correct(logits, data.test_labels)
         assert found.correct == metrics["correct"]
         assert found.loss == pytest.approx(metrics["loss"], rel=1e-3)
-
-
-# ---- State ---------------------------------------------------------------------------
-
-
-def test_the_prototypes_are_all_that_is_kept(small, tmp_path):
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    assert list(whole.rounds["numbers_up"]) == [4 * (120 + 10)] * 2
-    assert list(whole.rounds["numbers_down_broadcast"]) == [0, 120 + 10]
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = state_of(tmp_path / "run")
-    assert set(after_one) == {"prototypes/prototypes", "prototypes/prototype-flags"}
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
-    for name, array in at_once.items():
-        np.testing.assert_array_equal(after_two[name], array)
-    assert not np.array_equal(
-        after_one["prototypes/prototypes"], after_two["prototypes/prototypes"]
-    )
-
-
-# ---- Settings ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"fedproto.feature-width": -1}, "fedproto.feature-width = -1: it should be greater than"),
-        ({"fedproto.prototype-weight": -1}, "fedproto.prototype-weight = -1"),
-        ({"fedproto.predict": "both"}, "fedproto.predict = 'both'.*'prototype' or 'head'"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

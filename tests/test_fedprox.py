@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 from by_hand import logits, training_data
-from helpers import Witness, names_in_state, run_with
+from helpers import Witness, run_with
 from torch.nn import functional
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.runs import read_checkpoint
 
 
@@ -70,16 +68,6 @@ def test_clients_take_proximal_steps_and_the_server_averages_by_samples(small, t
     assert np.abs(sent[2, 0] - sent[1, 0]).max() > 1e-3
 
 
-def test_without_its_term_it_is_fedavg_bit_for_bit(small, tmp_path):
-    _, without = witnessed(small, tmp_path / "without", **{"fedprox.mu": 0.0})
-    _, fedavg = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
-    _, held = witnessed(small, tmp_path / "held", **{"fedprox.mu": 0.1})
-    for key, weights in fedavg.items():
-        np.testing.assert_array_equal(without[key], weights)
-        assert not np.array_equal(held[key], weights)
-    np.testing.assert_array_equal(last_model(tmp_path / "without"), last_model(tmp_path / "fedavg"))
-
-
 def test_the_larger_mu_the_closer_clients_stay_to_the_global_model(small, tmp_path):
     small |= {"num-server-rounds": 1, "local-epochs": 3}
     distances = []
@@ -88,42 +76,3 @@ def test_the_larger_mu_the_closer_clients_stay_to_the_global_model(small, tmp_pa
         distances.append([np.linalg.norm(back[1, n] - sent[1, n]) for n in (0, 1)])
     assert (np.diff(distances, axis=0) < 0).all()
     assert (np.array(distances[-1]) < 0.5 * np.array(distances[0])).all()
-
-
-# ---- State ---------------------------------------------------------------------------
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    """The global model is all that the server keeps."""
-    small |= {"fedprox.mu": 0.5}
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    fedkd_flwr.run(small, output_dir=whole)
-    fedkd_flwr.run(small, output_dir=run, num_server_rounds=1)
-    assert names_in_state(run) == {"model/weights"}
-    after_one = last_model(run)
-    fedkd_flwr.resume(run, num_server_rounds=2)
-    np.testing.assert_array_equal(last_model(run), last_model(whole))
-    assert not np.array_equal(last_model(run), after_one)
-
-
-# ---- Settings ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"fedprox.mu": -0.1}, "fedprox.mu = -0.1: it should be greater than or equal to 0"),
-        ({"fedprox.mu": float("inf")}, "fedprox.mu = inf"),
-        ({"prox.mu": 0.1}, "no key prox.mu; did you mean fedprox.mu"),
-        ({"models": "mlp,lenet"}, "fedprox averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)
-
-
-def test_mu_is_a_hundredth_unless_set(small):
-    assert read_config(small).settings.mu == 0.01
-    assert read_config({**small, "fedprox.mu": 0.0}).settings.mu == 0.0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import breaking, client_of, replacing, run_with
+from helpers import client_of
 from torch import nn
 from two_clients import (
     CHANGES,
@@ -14,11 +14,8 @@ from two_clients import (
     witnessed,
 )
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.vectors import model_vectors
-from fedkd_flwr.runs import read_checkpoint
 
 BODY = 785 * 100
 """Numbers of the mlp's hidden layer, which come first in its vector."""
@@ -119,42 +116,3 @@ def test_momentum_of_the_head_alone_is_kept(small):
     kept = client.memory.load("head-optimizer")
     assert [tensor.shape for tensor in kept.values()] == [(10, 100), (10,)]
     assert client.memory.load("optimizer") is None
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    small |= {"momentum": 0.9}
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert read_checkpoint(run.path).state["model/weights"].shape == (BODY,)
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
-# ---- What is refused -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "weights", [np.zeros(BODY + 1010, np.float32), np.full(BODY, np.nan, np.float32)]
-)
-def test_a_whole_model_or_a_body_that_is_not_finite_is_refused(weights, small, tmp_path):
-    run, grid = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
-    assert list(run.rounds["failures"]) == [1, 1]
-    failed = run.clients[run.clients["failure"].notna()]
-    assert list(failed["partition_id"]) == [1, 1]
-    alone = client_of(small, 0, grid.contexts[0]).memory.load("model")
-    assert all(tensor.isfinite().all() for tensor in alone.values())
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"fedrep.head-epochs": 0}, "fedrep.head-epochs = 0: it should be greater than"),
-        ({"fedrep.head-epochs": 1.5}, "fedrep.head-epochs = 1.5: "),
-        ({"models": "mlp,lenet"}, "fedrep averages parameters and needs one architecture"),
-        ({"dp-sgd-noise-multiplier": 1.0}, "fedrep uses training samples outside of plain local"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import torch
 from by_hand import LAYERS
-from helpers import breaking, client_of, names_in_state, replacing, run_with
+from helpers import client_of
 from torch.nn import functional
 from two_clients import CHANGES, returned_weights, sizes_of, training_data, witnessed
-
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 
 
 @pytest.fixture
@@ -83,33 +80,3 @@ def test_classes_without_samples_do_not_move_in_the_generic_head(small, tmp_path
         for k in (2, 3):
             np.testing.assert_array_equal(after[k][absent], before[k][absent])
         assert np.isfinite(after[0]).all()
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    """Clients keep their heads and the momentum of these."""
-    small |= {"momentum": 0.9, "learning-rate": 0.02}
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert names_in_state(tmp_path / "run") == {"model/weights"}
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    for column in ("loss", "global_accuracy"):
-        assert list(resumed.clients[column]) == list(whole.clients[column])
-
-
-def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
-    weights = np.full(79510, np.nan, np.float32)
-    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
-    assert list(run.rounds["failures"]) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"models": "mlp,lenet"}, "fedrod averages parameters and needs one architecture"),
-        ({"dp-sgd-noise-multiplier": 1.0}, "fedrod uses training samples outside of plain local"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

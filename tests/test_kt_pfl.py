@@ -335,17 +335,3 @@ def test_a_new_client_is_taught_by_those_who_have_joined(kind):
     row = normalized_rows(strategy.state.coefficients.at([3], [0, 2, 3]))[0]
     expected = np.einsum("m,mpk->pk", row, [*teachers, own])
     np.testing.assert_allclose(strategy.teacher_of(3), expected, rtol=1e-5)
-
-
-def test_a_restored_strategy_continues_identically():
-    rng = np.random.default_rng(8)
-    first, second = random_simplex(rng, 2, 4, 6, 3)
-    whole = strategy_with_clients()
-    whole.state = whole.aggregate(1, {n: predicting(first[n]) for n in range(4)})
-    resumed = strategy_with_clients()
-    resumed.restore(1, whole.saved_arrays(), {})
-    for strategy in (whole, resumed):
-        assert set(strategy.train_payload(2, 0)) == {"teacher"}
-        strategy.state = strategy.aggregate(2, {n: predicting(second[n]) for n in range(4)})
-    ends = [strategy.state.coefficients.whole() for strategy in (whole, resumed)]
-    np.testing.assert_array_equal(*ends)

@@ -1,23 +1,17 @@
 """KT-pFL on parameters (Zhang et al. 2021, appendix C): c's step, the mixture, FedAvg at 1/N."""
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, names_in_state, run_with
+from helpers import Witness, run_with
 from two_clients import (
     CHANGES,
-    assert_same_models,
     gradient,
     sizes_of,
     training_data,
     witnessed,
 )
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
-from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.kt_pfl_params import distance_gradient
 from strategies.parameters import gram_matrix
@@ -104,46 +98,3 @@ def test_only_the_repliers_coefficients_move_and_absent_models_are_not_mixed_in(
                 run.down[t + 1, "train", n]["weights"], row @ models, atol=1e-6
             )
         before = after
-
-
-# ---- FedAvg where c is 1/N -----------------------------------------------------------
-
-
-def test_with_c_at_one_over_n_and_equal_sizes_it_is_fedavg(small, tmp_path):
-    small |= {"partition": "iid", "num-clients": 3, "max-samples": 300, "batch-size": 16}
-    small |= {"momentum": 0.9, "learning-rate": 0.05, "num-server-rounds": 3}
-    frozen = {"kt-pfl-params.coefficient-learning-rate": 0.0}
-    run, finished = witnessed(small, tmp_path / "run", **frozen)
-    assert finished.clients["num_examples"].nunique() == 1
-    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
-    assert_same_models(run, fedavg, 1e-5)
-    np.testing.assert_array_equal(finished.matrices["coefficients"], np.full((3, 3, 3), 1 / 3))
-
-
-# ---- State and settings --------------------------------------------------------------
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    small |= {**QUICK, "kt-pfl-params.transfer-step": 0.5}
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    coefficients = {f"coefficients/{part.name}" for part in fields(PairMatrix)}
-    state = {"model/weights", "models/weights", *coefficients, "repliers"}
-    assert names_in_state(run.path) == state
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    np.testing.assert_array_equal(resumed.matrices["coefficients"], whole.matrices["coefficients"])
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"kt-pfl-params.rho": -1.0}, "kt-pfl-params.rho = -1.0: it should be greater"),
-        ({"kt-pfl-params.transfer-step": 1.1}, "kt-pfl-params.transfer-step = 1.1: it should be"),
-        ({"models": "mlp,lenet"}, "kt-pfl-params averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, run_with, state_of
+from helpers import Witness, client_of, run_with
 
 import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.layers import head_of
 
 
@@ -61,26 +60,3 @@ def test_a_single_client_without_momentum_equals_local(small, tmp_path):
         for strategy in ("local", "lg-fedavg")
     )
     np.testing.assert_array_equal(alone.clients[columns], local.clients[columns])
-
-
-# ---- State ---------------------------------------------------------------------------
-
-
-def test_the_head_is_all_that_is_kept(small, tmp_path):
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    assert list(whole.rounds["numbers_up"]) == [4 * 130] * 2
-    assert list(whole.rounds["numbers_down_broadcast"]) == [0, 130]
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    after_one = state_of(tmp_path / "run")
-    assert set(after_one) == {"head/head-weight", "head/head-bias"}
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    after_two, at_once = (state_of(tmp_path / name) for name in ("run", "whole"))
-    for name, array in at_once.items():
-        np.testing.assert_array_equal(after_two[name], array)
-        assert not np.array_equal(after_one[name], array)
-
-
-def test_a_negative_width_is_refused_in_one_line(small):
-    with pytest.raises(ConfigError, match=r"lg-fedavg\.feature-width = -1") as caught:
-        read_config({**small, "lg-fedavg.feature-width": -1})
-    assert "\n" not in str(caught.value)

@@ -4,19 +4,14 @@ import numpy as np
 import pytest
 import torch
 from by_hand import LAYERS
-from helpers import breaking, names_in_state, replacing, run_with
 from torch.nn import functional
 from two_clients import (
     CHANGES,
-    assert_same_models,
     returned_weights,
     sizes_of,
     training_data,
     witnessed,
 )
-
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 
 MU, TAU = 2.0, 0.4
 
@@ -89,40 +84,3 @@ def test_batches_meet_the_features_of_their_own_samples(small, tmp_path):
     gap = held.clients["train_loss"] - without.clients["train_loss"]
     assert gap[0] == pytest.approx(MU * np.log(2), abs=1e-4)
     assert gap[1] < 0.5 * MU * np.log(2)
-
-
-def test_with_mu_0_it_is_fedavg_bit_for_bit(small, tmp_path):
-    small |= {"batch-size": 20, "momentum": 0.9, "learning-rate": 0.02}
-    one, _ = witnessed(small, tmp_path / "one", **{"moon.mu": 0.0})
-    other, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "other")
-    assert_same_models(one, other)
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    """The client keeps its previous model."""
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert names_in_state(tmp_path / "run") == {"model/weights"}
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
-def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
-    weights = np.full(79510, np.nan, np.float32)
-    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
-    assert list(run.rounds["failures"]) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"moon.mu": -1}, "moon.mu = -1: it should be greater than or equal to 0"),
-        ({"moon.temperature": 0}, "moon.temperature = 0: it should be greater than 0"),
-        ({"models": "mlp,lenet"}, "moon averages parameters and needs one architecture"),
-        ({"dp-sgd-noise-multiplier": 1.0}, "moon uses training samples outside of plain local"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

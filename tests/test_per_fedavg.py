@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import client_of, names_in_state
+from helpers import client_of
 from torch import nn
 from two_clients import (
     CHANGES,
@@ -14,11 +14,8 @@ from two_clients import (
     witnessed,
 )
 
-import fedkd_flwr
 from fedkd_flwr.clients.per_fedavg import LossAfterStep
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import model_vectors
-from fedkd_flwr.runs import read_checkpoint
 
 
 @pytest.fixture
@@ -111,39 +108,3 @@ def test_an_adaptation_by_an_epoch_takes_a_step_on_each_batch(batch_size, small,
 def test_an_adaptation_by_a_batch_takes_one_step(small):
     client = client_of({**small, "batch-size": 16})
     assert len(list(client.adaptation_batches(1))) == 1
-
-
-def test_without_its_step_it_is_fedavg_bit_for_bit(small, tmp_path):
-    small |= {"batch-size": 16, "momentum": 0.9, "learning-rate": 0.05}
-    still, finished = witnessed(small, tmp_path / "a", **{"per-fedavg.inner-learning-rate": 0.0})
-    fedavg, expected = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
-    assert_same_models(still, fedavg)
-    assert list(finished.clients["loss"]) == list(expected.clients["loss"])
-
-
-# ---- State and settings --------------------------------------------------------------
-
-
-def test_the_global_model_is_all_that_is_kept_over_two_rounds(small, tmp_path):
-    small |= {"batch-size": 16}
-    fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert names_in_state(run.path) == {"model/weights"}
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    one, other = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
-    np.testing.assert_array_equal(one["model/weights"], other["model/weights"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"per-fedavg.inner-learning-rate": -0.1}, "per-fedavg.inner-learning-rate = -0.1: it"),
-        ({"per-fedavg.adaptation": "round"}, "per-fedavg.adaptation = 'round': it should be"),
-        ({"per-fedavg.evaluate-on": "local"}, "per-fedavg.evaluate-on = 'local': it should be"),
-        ({"models": "mlp,lenet"}, "per-fedavg averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

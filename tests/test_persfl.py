@@ -402,13 +402,6 @@ def test_pairs_are_neither_lost_nor_doubled_when_a_run_stops_at_its_end(
     pd.testing.assert_frame_equal(resumed.table(PAIRS), whole.table(PAIRS))
 
 
-def test_same_seed_same_choices(small, tmp_path):
-    small |= {"persfl.imitation": "0,0.5,1", "num-server-rounds": 3}
-    runs = [fedkd_flwr.run(small, output_dir=tmp_path / name) for name in ("one", "two")]
-    first, second = (run.clients[run.clients["round"] == 3][TABLE].to_numpy() for run in runs)
-    np.testing.assert_array_equal(first, second)
-
-
 def test_the_personalized_model_is_evaluated_in_the_last_round(small, tmp_path):
     small |= {"persfl.distillation-epochs": 5}
     witness = Witness()
@@ -447,23 +440,3 @@ def test_a_client_that_never_took_part_is_evaluated_with_its_first_model(small):
     assert client.prepare_evaluation({}, server_round=2) == {}
     for name, value in client.model.state_dict().items():
         assert torch.equal(value, expected[name])
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"persfl.imitation": "0,1.5"}, r"persfl.imitation.*numbers in \[0, 1\]"),
-        ({"persfl.imitation": "-0.1"}, r"persfl.imitation.*numbers in \[0, 1\]"),
-        ({"persfl.imitation": "nan"}, "persfl.imitation.*a finite number"),
-        ({"persfl.imitation": ""}, r"persfl.imitation.*one or more"),
-        ({"persfl.temperatures": ""}, r"persfl.temperatures.*one or more"),
-        ({"persfl.temperatures": "1,0"}, r"persfl.temperatures.*above 0"),
-        ({"persfl.temperatures": "inf"}, "persfl.temperatures.*a finite number"),
-        ({"persfl.teacher": "best"}, r"persfl.teacher = 'best'.*'optimal' or 'last'"),
-        ({"client-split": "75/0/25"}, r"needs validation data; set client-split to"),
-        ({"models": "mlp,lenet"}, r"one architecture for all clients"),
-    ],
-)
-def test_impossible_combinations_are_refused(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence):
-        read_config({**small, **changes})

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from helpers import breaking, replacing, run_with
 from torch.nn import functional
 from two_clients import (
     CHANGES,
-    assert_same_models,
     loss_of,
     returned_weights,
     sizes_of,
@@ -15,9 +13,6 @@ from two_clients import (
     witnessed,
 )
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.pfedgraph import PFedGraph, PFedGraphSettings, graph_rows, update_cosines
@@ -91,23 +86,6 @@ def test_two_rounds_by_hand(cohort, small, tmp_path):
         sent = [(row @ [back[t, 0], back[t, 1]]).astype(np.float32) for row in graph]
 
 
-def test_with_a_large_alpha_models_are_those_of_fedavg(small, tmp_path):
-    small |= {"pfedgraph.size-weight": 1e12, "pfedgraph.similarity-weight": 0.0}
-    one, _ = witnessed(small, tmp_path / "one")
-    other, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "other")
-    assert_same_models(one, other, tolerance=1e-6)
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert {"library/0/weights", "library/1/weights"} <= set(
-        read_checkpoint(tmp_path / "run").state
-    )
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
 def test_a_client_that_has_not_joined_a_resumed_run_is_mixed_with_nobody():
     strategy = PFedGraph(
         RunPlan(num_clients=3, num_classes=2), PFedGraphSettings(size_weight=ALPHA)
@@ -122,23 +100,3 @@ def test_a_client_that_has_not_joined_a_resumed_run_is_mixed_with_nobody():
     expected = np.eye(3)
     expected[np.ix_([0, 2], [0, 2])] = present
     np.testing.assert_allclose(strategy.weights_among(models), expected)
-
-
-def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
-    weights = np.full(79510, np.nan, np.float32)
-    run, _ = run_with(breaking(replacing(weights=weights)), small, tmp_path / "run")
-    assert list(run.rounds["failures"]) == [1, 1]
-    assert np.isfinite(run.matrices["graph"]).all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"pfedgraph.size-weight": 0}, "pfedgraph.size-weight = 0: it should be greater than 0"),
-        ({"models": "mlp,lenet"}, "pfedgraph averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

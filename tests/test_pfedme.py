@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import client_of, names_in_state
+from helpers import client_of
 from two_clients import (
     CHANGES,
     assert_same_models,
@@ -14,10 +14,7 @@ from two_clients import (
     witnessed,
 )
 
-import fedkd_flwr
 from fedkd_flwr.clients.pfedme import moved_towards
-from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import read_checkpoint
 
 OWN = {
     "pfedme.personalization-weight": 2.0,
@@ -111,38 +108,3 @@ def test_a_large_personalization_weight_tends_to_fedavg(small, tmp_path):
         distances.append(np.abs(np.subtract(*ends)).max())
     assert distances[2] < distances[1] < distances[0]
     assert distances[2] < distances[0] / 4
-
-
-# ---- State and settings --------------------------------------------------------------
-
-
-def test_two_rounds_equal_one_round_resumed_by_another(small, tmp_path):
-    """The server keeps w, clients keep theta."""
-    small |= {"batch-size": 32, "local-epochs": 1}
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert names_in_state(run.path) == {"model/weights"}
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    one, other = (read_checkpoint(tmp_path / name).state for name in ("run", "whole"))
-    np.testing.assert_array_equal(one["model/weights"], other["model/weights"])
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"pfedme.personalization-weight": -1.0}, "pfedme.personalization-weight = -1.0: it"),
-        ({"pfedme.personal-steps": 0}, "pfedme.personal-steps = 0: it should be greater"),
-        ({"pfedme.beta": 0.0}, "pfedme.beta = 0.0: it should be greater than 0"),
-        (
-            {"pfedme.personal-learning-rate": 0.2},
-            "is 3, and the personal model diverges unless it is below 2; set one of the two lower",
-        ),
-        ({"optimizer": "adamw"}, "pfedme is derived for stochastic gradient descent"),
-        ({"models": "mlp,lenet"}, "pfedme averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

@@ -10,7 +10,6 @@ from helpers import Witness, breaking, client_of, replacing, run_with
 
 import fedkd_flwr
 from fedkd_flwr.clients.policy import PolicyError
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.randomized_response import keep_probability, label_frequencies, randomized
@@ -207,19 +206,3 @@ def test_labels_that_are_none_are_refused(labels, reason, small, tmp_path, caplo
         run, _ = run_with(breaking(replacing(labels=labels)), small, tmp_path / "run")
     assert set(run.rounds["failures"]) == {1}
     assert reason in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"privatekt.mixing": "median"}, "privatekt.mixing = median is not possible"),
-        ({"privatekt.noise-multiplier": 1.0}, "randomized response: set it to 0"),
-        ({"privatekt.epsilon": 0}, "privatekt.epsilon = 0: it should be greater than 0"),
-        ({"privatekt.knowledge-samples": 41}, "is more than public-size = 40"),
-        ({"dp-sgd-noise-multiplier": 1.0, "models": "mlp"}, "dp-sgd-noise-multiplier does not"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

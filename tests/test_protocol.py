@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import client_of
+from two_clients import assert_same_models, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedfomo import FedFomoClient
@@ -61,6 +62,7 @@ def without_mixing(monkeypatch):
             None,
         ),
         ("ditto", {"ditto.personalization-weight": 0.0}, None),
+        ("apfl", {"apfl.alpha": 1.0, "apfl.adaptive": False}, None),
         ("fedfomo", {}, without_mixing),
         ("kt-pfl", {"kt-pfl.distillation-epochs": 0}, None),
     ],
@@ -74,6 +76,51 @@ def test_a_method_without_its_exchange_is_local(
     for column in ("correct", "loss"):
         expected = list(trained_alone.clients[column])
         assert list(run.clients[column]) == expected, column
+
+
+@pytest.fixture(scope="module")
+def averaged(settings, tmp_path_factory):
+    return witnessed(settings, tmp_path_factory.mktemp("fedavg") / "run", strategy="fedavg")
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "tolerance"),
+    [
+        ("apfl", {}, 0),
+        ("ditto", {}, 0),
+        ("fedala", {"fedala.mixed-layers": 0}, 0),
+        ("fedbn", {}, 0),
+        ("feddf", {"feddf.distillation-steps": 0}, 0),
+        ("fedgen", {"fedgen.weight": 0.0}, 0),
+        ("fedntd", {"fedntd.beta": 0.0}, 1e-6),
+        ("fedprox", {"fedprox.mu": 0.0}, 0),
+        ("moon", {"moon.mu": 0.0}, 0),
+        ("per-fedavg", {"per-fedavg.inner-learning-rate": 0.0}, 0),
+        (
+            "pfedgraph",
+            {"pfedgraph.size-weight": 1e12, "pfedgraph.similarity-weight": 0.0},
+            1e-6,
+        ),
+        ("scaffold", {"scaffold.correction": 0.0}, 1e-6),
+    ],
+)
+def test_what_a_method_averages_without_its_addition_are_models_of_fedavg(
+    method, changes, tolerance, settings, averaged, tmp_path
+):
+    """With batch normalization, FedBN is another; with their personal models, APFL and Ditto."""
+    one, run = witnessed(settings, tmp_path / "run", strategy=method, **changes)
+    fedavg, expected = averaged
+    assert_same_models(one, fedavg, tolerance)
+    if "global_accuracy" in run.clients:
+        assert list(run.clients["global_accuracy"]) == list(expected.clients["accuracy"])
+
+
+@pytest.mark.parametrize("method", ["fedprox", "fedgen", "scaffold", "moon", "feddf"])
+def test_with_its_addition_they_are_others(method, settings, averaged, tmp_path):
+    quick = {"feddf.distillation-steps": 2, "fedprox.mu": 0.5}
+    one, _ = witnessed(settings, tmp_path / "run", strategy=method, **quick)
+    with pytest.raises(AssertionError, match="Not equal"):
+        assert_same_models(one, averaged[0], 1e-4)
 
 
 def test_fedmd_is_ds_fl_without_sharpening(settings, tmp_path):

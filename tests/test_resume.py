@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import client_of, most_of_them_slow
+from helpers import client_of
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
@@ -15,7 +15,6 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.models import model_pool
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError, directory
 from fedkd_flwr.runs.arrays import append_array
 from fedkd_flwr.server_app import serve
@@ -71,23 +70,6 @@ def stopped_and_resumed(settings, folder, last_round):
     with pytest.raises(KeyboardInterrupt):
         fedkd_flwr.run(settings, output_dir=folder, on_round=stop)
     return fedkd_flwr.resume(folder)
-
-
-@pytest.mark.parametrize("strategy", most_of_them_slow(METHODS))
-def test_a_resumed_run_equals_an_uninterrupted_one(strategy, small, tmp_path):
-    settings = {**settings_for(strategy, small), "num-server-rounds": 3}
-    model_pool.clear()
-    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
-    interrupted(settings, tmp_path / "cut", at_round=3, at_client=2)
-    model_pool.clear()
-    assert len((tmp_path / "cut" / "rounds.jsonl").read_text().splitlines()) == 2
-    resumed = fedkd_flwr.resume(tmp_path / "cut")
-    assert resumed.finished
-    for column in SAME:
-        assert list(resumed.rounds[column]) == list(whole.rounds[column])
-    for name, matrix in whole.matrices.items():
-        np.testing.assert_array_equal(resumed.matrices[name], matrix)
-    assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
 
 
 def test_clients_not_yet_asked_by_a_resumed_run_keep_their_memory(small, tmp_path):

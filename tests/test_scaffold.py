@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import LAYERS
-from helpers import Witness, breaking, names_in_state, replacing, run_with
+from helpers import Witness, breaking, replacing, run_with
 from two_clients import (
     CHANGES,
     assert_same_models,
@@ -17,9 +17,6 @@ from two_clients import (
     witnessed,
 )
 
-import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
@@ -137,52 +134,8 @@ def test_steps_count_for_the_distance_they_come_to():
 # ---- FedAvg without corrections ------------------------------------------------------
 
 
-def test_without_corrections_it_is_fedavg(small, tmp_path):
-    small |= {"batch-size": 16, "momentum": 0.9, "learning-rate": 0.05}
-    without, _ = witnessed(small, tmp_path / "without", **{"scaffold.correction": 0.0})
-    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
-    corrected, _ = witnessed(small, tmp_path / "corrected")
-    assert_same_models(without, fedavg)
-    with pytest.raises(AssertionError):
-        assert_same_models(corrected, fedavg, 1e-4)
-
-
 def test_a_single_client_has_nothing_to_correct(small, tmp_path):
     small |= {"num-clients": 1, "max-samples": 150, "num-server-rounds": 3}
     alone, _ = witnessed(small, tmp_path / "alone")
     fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
     assert_same_models(alone, fedavg, 1e-5)
-
-
-# ---- State and settings --------------------------------------------------------------
-
-
-def test_model_and_control_variates_are_kept_over_two_rounds(small, tmp_path):
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    run = fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    controls = {"controls/0", "controls/1"}
-    assert names_in_state(run.path) == {"model/weights", "control", *controls}
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    states = [read_checkpoint(tmp_path / name).state for name in ("run", "whole")]
-    for name in ("model/weights", "control", *controls):
-        np.testing.assert_array_equal(states[0][name], states[1][name])
-    assert np.abs(states[0]["control"]).max() > 0
-    assert list(whole.rounds["round"]) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"scaffold.server-learning-rate": 0.0}, "scaffold.server-learning-rate = 0.0: it should"),
-        (
-            {"scaffold.correction": 1.5},
-            "scaffold.correction = 1.5: it should be less than or equal",
-        ),
-        ({"optimizer": "adam"}, "scaffold is derived for stochastic gradient descent"),
-        ({"models": "mlp,lenet"}, "scaffold averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)

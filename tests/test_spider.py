@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as draw
 from torch.nn import functional
 
-import fedkd_flwr
 from fedkd_flwr.clients.spider import PRUNED, most_needed
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.training.loop import Evaluation, evaluate, refresh_statistics
 from strategies.spider import SpiderSettings
 
@@ -180,38 +178,3 @@ def test_a_run_prunes_one_edge_of_each_cell_a_round_and_sends_none_of_it(tiny, t
         record = grid.contexts[n].state.array_records["model"]
         kept = [record[name].numpy() > PRUNED for name in ("alpha_normal", "alpha_reduce")]
         assert all((rows.sum(axis=1) == 1).all() for rows in kept)
-
-
-@pytest.mark.slow
-def test_three_rounds_equal_two_resumed_by_another(tiny, tmp_path):
-    whole = fedkd_flwr.run(tiny, output_dir=tmp_path / "whole", num_server_rounds=3)
-    fedkd_flwr.run(tiny, output_dir=tmp_path / "run", num_server_rounds=2)
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
-    for column in ("loss_mean", "accuracy_mean", "operations_mean"):
-        assert list(resumed.rounds[column]) == list(whole.rounds[column])
-
-
-# ---- Settings ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"spider.proximal-weight": -1}, "spider.proximal-weight = -1"),
-        ({"spider.prune-every": -1}, "spider.prune-every = -1"),
-        (
-            {"models": "darts", "spider.prune-from": 9, "num-server-rounds": 9},
-            "prunes 5 edges of a cell one after the other, the last in round 13 of 9; set",
-        ),
-        (
-            {"models": "darts", "num-server-rounds": 9, "new-clients": 0.5, "new-client-rounds": 3},
-            "the last edge in round 5, and new clients take new-client-rounds = 3; set new-cl",
-        ),
-        ({"client-split": "75/0/25"}, "spider needs validation data"),
-        ({"models": "mlp,lenet"}, "spider averages parameters and needs one architecture"),
-    ],
-)
-def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_config({**small, **changes})
-    assert "\n" not in str(caught.value)
