@@ -15,7 +15,7 @@ from markdown.extensions import toc
 
 import fedkd_flwr
 from fedkd_flwr.config import flatten, read_config
-from fedkd_flwr.methods import REGISTERED
+from fedkd_flwr.methods import METHODS, REGISTERED
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -33,6 +33,12 @@ def first_block(text, language):
 def blocks(text, language):
     """Return the contents of all code blocks in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_number_of_methods_is_that_of_the_registry():
+    description = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
+    for text in ((ROOT / "README.md").read_text(), description):
+        assert set(re.findall(r"(\d+) methods and local", text)) == {str(len(METHODS) - 1)}
 
 
 def test_the_api_pages_show_every_module_of_the_server():
