@@ -1,10 +1,9 @@
-// Sort the table of benchmark-table.md by a column: numbers first, a second click reverses.
+// Sort the table of benchmark-table.md by a column; a second click reverses. Empty cells are last.
 (() => {
-  const compare = (a, b) => {
-    const numbers = [a, b].map((text) => (text === "" ? NaN : Number(text)));
-    const known = numbers.map((number) => !Number.isNaN(number));
-    if (known[0] && known[1]) return numbers[0] - numbers[1];
-    return known[0] === known[1] ? a.localeCompare(b) : known[0] ? -1 : 1;
+  const compare = (a, b, sign) => {
+    if (a === "" || b === "") return (a === "") - (b === "");
+    const numeric = !Number.isNaN(Number(a)) && !Number.isNaN(Number(b));
+    return sign * (numeric ? a - b : a.localeCompare(b));
   };
   for (const heading of document.querySelectorAll(".sortable th")) {
     heading.addEventListener("click", () => {
@@ -13,7 +12,7 @@
       heading.dataset.sorted = sign === 1 ? "up" : "down";
       const body = heading.closest("table").tBodies[0];
       const text = (row) => row.cells[heading.cellIndex].textContent;
-      body.append(...[...body.rows].sort((a, b) => sign * compare(text(a), text(b))));
+      body.append(...[...body.rows].sort((a, b) => compare(text(a), text(b), sign)));
     });
   }
 })();
