@@ -455,6 +455,14 @@ def set_the_ledger_back(silo):
         ledger.record(back, "aa", 2)
 
 
+def fill_the_disk_with_rounds(silo):
+    with silo.one_context():
+        for server_round in range(1, 6):
+            message = {"server-round": server_round}
+            assert isinstance(silo.send(message=message), Message)
+    assert len([path for path in silo.files() if path.name.startswith("round-")]) == 2
+
+
 def ask_which_accounts_exist(silo):
     """`~NAME` stands for a home folder if there is such an account."""
     for name in ("root", "no-such-account"):
@@ -547,6 +555,7 @@ STEPS = [
     count_the_steps_of_fine_tuning,
     choose_a_norm_that_rounding_exceeds,
     set_the_ledger_back,
+    fill_the_disk_with_rounds,
     ask_which_accounts_exist,
     choose_a_large_delta,
     spoil_a_row,
