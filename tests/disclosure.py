@@ -127,7 +127,7 @@ ON_REQUEST = {
     ),
     "with `noise-multiplier`": "no losses, no `moved-private` or `moved-public`, and no `cluster`",
     "with `dp-sgd-noise-multiplier`": (
-        "`dp-epsilon` and `gradient-steps` in place of other numbers of a train reply"
+        "`dp-epsilon` and `gradient-steps` instead of other numbers of a train reply"
     ),
     "with `perfed-ckt.weight-by-distance`": "`weight`, which tells the distance to the centroid",
     "if the node has a `name`": "the name, when it joins",
