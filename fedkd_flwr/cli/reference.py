@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from click import Command, Context, Group
+from typer import Context
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from click import Command  # typer's own dependency
+
     from fedkd_flwr.methods import Method
 
 CITATION = re.compile(
@@ -47,16 +50,16 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def commands_in_markdown(program: Command) -> str:
+def commands_in_markdown(program: "Command") -> str:
     """Return the page docs/reference/cli.md, a section for each command of a program."""
     parts = [generated_by("fedkd list commands > docs/reference/cli.md"), COMMANDS]
     parts += _sections(program, Context(program, info_name="fedkd"))
     return "\n\n".join(parts) + "\n"
 
 
-def _sections(command: Command, own: Context) -> Iterator[str]:
+def _sections(command: "Command", own: Context) -> Iterator[str]:
     """Yield a section for a command, or for each command of a group."""
-    if isinstance(command, Group):
+    if isinstance(command, TyperGroup):
         for name, part in command.commands.items():
             yield from _sections(part, Context(part, info_name=name, parent=own))
         return
