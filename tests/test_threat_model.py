@@ -459,7 +459,7 @@ def fill_the_disk_with_rounds(silo):
     with silo.one_context():
         for server_round in range(1, 6):
             message = {"server-round": server_round}
-            assert isinstance(silo.send(message=message, **{"keep-rounds": 1000}), Message)
+            assert isinstance(silo.send(message=message), Message)
     assert len([path for path in silo.files() if path.name.startswith("round-")]) == 2
 
 

@@ -175,10 +175,15 @@ def test_no_tracker_contacts_the_network(tracked, offline):
 def test_rounds_that_are_done_again_are_recorded_in_a_new_run(small, offline, tmp_path):
     from mlflow import MlflowClient
 
-    settings = {**small, **SMALLEST, "num-server-rounds": 3, "keep-rounds": 3}
-    settings |= {"tracker": "mlflow,wandb"}
-    fedkd_flwr.run(settings, output_dir=tmp_path)
-    fedkd_flwr.resume(tmp_path, num_server_rounds=4, from_round=2)
+    def stop(row):
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    settings = {**small, **SMALLEST, "num-server-rounds": 4, "tracker": "mlflow,wandb"}
+    with pytest.raises(KeyboardInterrupt):
+        fedkd_flwr.run(settings, output_dir=tmp_path, on_round=stop)
+    (tmp_path / "checkpoint" / "server.safetensors").unlink()
+    fedkd_flwr.resume(tmp_path)
     run = fedkd_flwr.resume(tmp_path, num_server_rounds=5)
     client = MlflowClient((tmp_path / "mlflow").as_uri())
     experiment = client.get_experiment_by_name("fedkd-flwr").experiment_id

@@ -23,7 +23,6 @@ from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import (
-    ROUNDS_KEPT,
     DamagedMemoryError,
     Memory,
     MemoryFolder,
@@ -203,8 +202,7 @@ class StatefulClient(NumPyClient):
             return
         # Where one process has all clients, the run directory waits for the disk once a round.
         on_node = not self._kept_in.is_in_process
-        rounds = self.run.keep_rounds if self.policy.trust_server else ROUNDS_KEPT
-        folder.write(self.memory, rounds, on_node, self._replaceable)
+        folder.write(self.memory, on_node, self._replaceable)
         if on_node:
             folder.sync(server_round)
             forget_old_runs(folder, self.node.runs_kept)

@@ -36,7 +36,7 @@ ROUNDS = "num-server-rounds"
 CLIENTS = "num-clients"
 """The key of the number of clients, which may grow in a deployment."""
 
-OF_THE_CALL = ("output-dir", "resume", "from-round", "other-versions")
+OF_THE_CALL = ("output-dir", "resume", "accept-changes")
 """Keys that say that a run is continued, where it is now, and how."""
 
 MAY_CHANGE = (
@@ -191,10 +191,10 @@ def described(changes: Changes) -> str:
 def _require_same_versions(run: Run, wanted: Configuration) -> None:
     """Refuse other major versions than those that wrote the run, unless they are intended."""
     others = other_major_versions(run.description)
-    if others and not wanted.run.other_versions:
+    if others and not wanted.run.accept_changes:
         raise RunDirectoryError(
             f"{run.path} was written with other major versions: {', '.join(others)}. Install those "
-            "versions, or type -c other-versions=true if the change is intended."
+            "versions, or add --accept-changes (-c accept-changes=true) if the change is intended."
         )
 
 
@@ -257,7 +257,7 @@ def _require_continuable(run: Run, wanted: Configuration) -> None:
     if not run.summary:
         return
     completed = run.summary["rounds"]
-    if wanted.run.plan.num_server_rounds <= (wanted.run.from_round or completed):
+    if wanted.run.plan.num_server_rounds <= completed:
         raise RunDirectoryError(
             f"{run.path} holds a finished run; to add rounds, type "
             f"-c {ROUNDS}=N with N above {completed}."
@@ -269,9 +269,7 @@ def _require_continuable(run: Run, wanted: Configuration) -> None:
         )
 
 
-def checkpoint_to_continue_from(
-    run: Run, state_dir: str, from_round: int = 0
-) -> tuple[Checkpoint, str]:
+def checkpoint_to_continue_from(run: Run, state_dir: str) -> tuple[Checkpoint, str]:
     """Return the newest checkpoint that the other files of a run support.
 
     A power cut or a damaged file can cost the newest one. The one before is then taken.
@@ -282,8 +280,6 @@ def checkpoint_to_continue_from(
         Stopped or finished.
     state_dir : str
         Folder of the clients' memories, which are checked if they are on this machine.
-    from_round : int
-        The round after which to continue; 0 for the newest possible.
 
     Returns
     -------
@@ -294,24 +290,13 @@ def checkpoint_to_continue_from(
 
     Raises
     ------
-    ConfigError
-        If there is no checkpoint of the round that is asked for.
     DamagedRunError
         If no checkpoint is supported.
     RunDirectoryError
         If a memory was removed for later runs.
     """
-    found = _checkpoints(run)
-    if from_round:
-        kept = sorted(checkpoint.completed_rounds for checkpoint in found)
-        found = [c for c in found if c.completed_rounds == from_round]
-        if not found:
-            raise ConfigError(
-                f"{run.path} has no checkpoint of round {from_round}, only of "
-                f"{', '.join(map(str, kept))}; keep-rounds sets how many a run keeps."
-            )
     lost: list[DamagedRunError] = []
-    for checkpoint in found:
+    for checkpoint in _checkpoints(run):
         try:
             _require_tables(run, checkpoint)
             _require_readable_memories(run, state_dir, checkpoint.completed_rounds)
@@ -367,17 +352,17 @@ def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None
         raise RunDirectoryError(f"{run.path} cannot be continued: {error}.") from None
 
 
-def require_memories(run: Run, state_dir: str, from_round: int = 0) -> Checkpoint:
+def require_memories(run: Run, state_dir: str) -> Checkpoint:
     """Return the checkpoint to continue from, if clients on this machine find their memory of it.
 
     A client without its memory would restart from scratch in the middle of the run.
 
     Raises
     ------
-    ConfigError, RunDirectoryError
+    RunDirectoryError
         If no client remembers the last complete round, or as in `checkpoint_to_continue_from`.
     """
-    checkpoint, _ = checkpoint_to_continue_from(run, state_dir, from_round)
+    checkpoint, _ = checkpoint_to_continue_from(run, state_dir)
     completed, folders = checkpoint.completed_rounds, _memory_folders(run, state_dir)
     if completed and not _any_remembers(folders, completed):
         raise RunDirectoryError(_no_memory(run, state_dir, completed))
