@@ -4,19 +4,17 @@ A continued run gives the same numbers as one that never stopped. So no setting 
 on may change, except that the number of rounds may grow.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import KEYS_WITHOUT_EFFECT, ConfigError, Configuration, read_config
-from fedkd_flwr.custom_objects.importing import OBJECT, not_held
+from fedkd_flwr.config import KEYS_WITHOUT_EFFECT, ConfigError, Configuration, lost_keys
 from fedkd_flwr.memory import (
     DamagedMemoryError,
     ForgottenRunError,
     MemoryFolder,
     require_readable,
 )
-from fedkd_flwr.methods import METHODS, NAME, REGISTERED
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     before_the_first_round,
@@ -25,10 +23,11 @@ from fedkd_flwr.runs.checkpoint import (
     restart,
     server_file,
 )
-from fedkd_flwr.runs.code import names_of_code, require_named
+from fedkd_flwr.runs.code import names_of_code
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.provenance import other_major_versions
 from fedkd_flwr.runs.reading import Run, damaged
+from fedkd_flwr.runs.recorded import recorded_config
 
 ROUNDS = "num-server-rounds"
 """The key of the planned rounds."""
@@ -48,88 +47,6 @@ MAY_CHANGE = (
 
 Changes = dict[str, tuple[Any, Any]]
 """Old and new value of each key that differs."""
-
-
-def recorded_config(run: Run, named: Collection[str] = ()) -> Configuration:
-    """Return the config of a run, which may have been moved.
-
-    This is the only reader of recorded configs. It refuses code that the user has not named
-    before anything is imported.
-
-    Parameters
-    ----------
-    run : Run
-        Finished or not.
-    named : collection of str
-        Code that the user has named in this call, besides the run's `allow_code`.
-
-    Raises
-    ------
-    CodeNotNamedError
-        If the config names other code.
-    DamagedRunError
-        If the file does not hold a valid run config.
-    RunDirectoryError
-        If it was started with Python objects that this process does not have.
-    """
-    try:
-        require_named(run.path, run.config, (*run.allow_code, *named))
-        _require_objects(run)
-        recorded = read_config(run.config)
-    except ConfigError as error:
-        raise DamagedRunError(
-            f"{run.path / 'config.json'} holds no valid run config: {error} "
-            "Continue with the version of fedkd-flwr that wrote it, or run it again."
-        ) from None
-    was = recorded.run.output_dir
-    folders = {name: Path(getattr(recorded.run, name)) for name in ("state_dir", "models_dir")}
-    inside = {n: folder for n, folder in folders.items() if was and folder.is_relative_to(was)}
-    return recorded.with_run(
-        **{name: str(run.path / folder.relative_to(was)) for name, folder in inside.items()}
-    )
-
-
-def _require_objects(run: Run) -> None:
-    """Refuse a run with Python objects that have to be passed to this process again."""
-    strategy = str(run.config["strategy"])
-    if NAME.fullmatch(strategy) and strategy not in {**METHODS, **REGISTERED}:
-        raise RunDirectoryError(
-            f"{run.path} used the method {strategy}, which was registered in Python: call "
-            f"fedkd_flwr.register({strategy!r}, ...) in this process first."
-        )
-    missing = {key: name for key, value in run.config.items() for name in not_held(str(value))}
-    if missing:
-        named = ", ".join(f"{key} = {name}" for key, name in missing.items())
-        again = ", ".join(f"{key.replace('-', '_')}=..." for key in missing)
-        raise RunDirectoryError(
-            f"{run.path} was started with Python objects ({named}): pass the same objects again, "
-            f"as in fedkd_flwr.resume(path, {again})."
-        )
-
-
-def require_same_objects(run: Run, given: Mapping[str, Any]) -> None:
-    """Refuse other values in place of the Python objects that a run was started with.
-
-    Parameters
-    ----------
-    run : Run
-        Stopped or finished.
-    given : mapping
-        Flat run config values that the run is to be continued with.
-
-    Raises
-    ------
-    ConfigError
-        With the names of both objects.
-    """
-    for key, value in given.items():
-        before = str(run.config.get(key, ""))
-        now = ",".join(value) if isinstance(value, list | tuple) else str(value)
-        if f"{OBJECT}:" in before and now != before:
-            raise ConfigError(
-                f"{run.path} was started with {key} = {before}; pass the same object again, "
-                f"not {key} = {now}."
-            )
 
 
 def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,11 +72,12 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
     Raises
     ------
     RunDirectoryError
-        If the run is finished and no rounds are added, its checkpoint is gone, or it was written
-        with other major versions.
+        If the run is finished and no rounds are added, its checkpoint is gone, it was written with
+        other major versions, or it ran with a setting that was removed.
     ConfigError
         If a key differs that must not change.
     """
+    _require_known_keys(run)
     before = recorded_config(run, names_of_code(wanted.flat()))
     recorded, plan = before.flat(), before.run.plan
     changes = {
@@ -186,6 +104,16 @@ def described(changes: Changes) -> str:
         f"{key} {before if before != '' else 'none'} → {now if now != '' else 'none'}"
         for key, (before, now) in changes.items()
     )
+
+
+def _require_known_keys(run: Run) -> None:
+    """Refuse a run whose numbers depend on a setting that this version does not have."""
+    if lost := lost_keys(run.config):
+        named = ", ".join(f"{key} = {value}" for key, value in lost.items())
+        raise RunDirectoryError(
+            f"{run.path} cannot be continued: it ran with {named}, which this version does not "
+            "have; continue with the version of fedkd-flwr that wrote it, or start a new run."
+        )
 
 
 def _require_same_versions(run: Run, wanted: Configuration) -> None:
