@@ -4,7 +4,7 @@ import os
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # PyTorch's threads wait for each other spinning, for so long that on a machine with other work to
 # do a run takes several times its time. This is as short as the library itself (libgomp) has it
