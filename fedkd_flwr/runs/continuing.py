@@ -35,7 +35,10 @@ ROUNDS = "num-server-rounds"
 CLIENTS = "num-clients"
 """The key of the number of clients, which may grow in a deployment."""
 
-OF_THE_CALL = ("output-dir", "resume", "accept-changes")
+ACCEPT = "accept-changes"
+"""The key that allows a run to be continued with other versions."""
+
+OF_THE_CALL = ("output-dir", "resume", ACCEPT)
 """Keys that say that a run is continued, where it is now, and how."""
 
 MAY_CHANGE = (
@@ -50,8 +53,8 @@ Changes = dict[str, tuple[Any, Any]]
 
 
 def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a flat run config that may change when a run is continued."""
-    return {key: config[key] for key in MAY_CHANGE}
+    """Return the part of a flat run config that may change, or is about how a run is continued."""
+    return {key: config[key] for key in (*MAY_CHANGE, ACCEPT)}
 
 
 def changed_settings(run: Run, wanted: Configuration) -> Changes:
