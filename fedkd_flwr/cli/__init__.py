@@ -19,7 +19,6 @@ with ctrl_c_ends_the_process():
         compare,
         cross,
         genotypes,
-        personalize,
         report,
     )
     from fedkd_flwr.cli.running import run
@@ -48,7 +47,7 @@ app = CommandLine(
 )
 
 
-READERS = (compare, report, cross, personalize, genotypes, nodes)
+READERS = (compare, report, cross, genotypes, nodes)
 """Commands that read runs, which may be somebody else's and lie in the working directory."""
 
 COMMANDS = (run, sweep, tune, *READERS, doctor, predict, clear_cache, stop)
