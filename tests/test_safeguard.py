@@ -14,7 +14,7 @@ from fedkd_flwr.analysis.safeguard_criterion import criterion, of_clients
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.plots import plot_gain_with_safeguard
-from fedkd_flwr.report.page import render_page
+from fedkd_flwr.report import render_page
 from fedkd_flwr.training.blending import (
     ONLY_METHOD,
     ONLY_PRIVATE,
@@ -341,7 +341,7 @@ def test_a_comparison_shows_both(base, tmp_path):
     assert gain.to_numpy() == pytest.approx(own["gain"].to_numpy())
     assert "clients are shown to be worse than their private model" in text
     page = render_page(compared)
-    assert "Gain with a safeguard" in page and "fedavg, safeguarded" in page
+    assert "gain with safeguard" in page and "Gray: the method alone" in page
 
 
 def test_runs_without_a_safeguard_have_no_criterion(base, tmp_path):
@@ -350,6 +350,6 @@ def test_runs_without_a_safeguard_have_no_criterion(base, tmp_path):
     with pytest.raises(ConfigError, match="safeguard=blend"):
         criterion({"a": compared.clients})
     assert "private model" not in " ".join(compared.notes)
-    assert "Gain with a safeguard" not in render_page(compared)
+    assert "gain with safeguard" not in render_page(compared)
     with pytest.raises(ValueError, match="safeguard"):
         plot_gain_with_safeguard(compared)

@@ -11,9 +11,8 @@ from runs import HERE, compared
 from tables import caption
 
 from fedkd_flwr.analysis.across import Across, across_of
-from fedkd_flwr.plots import plot_gain_against_bytes
+from fedkd_flwr.plots import plot_gain_against_bytes, plot_ranks
 from fedkd_flwr.plots.files import write_figures
-from fedkd_flwr.plots.ranks import plot_ranks
 
 SPLITS = ("k-classes-grouped", "dirichlet")
 ONE_ARCHITECTURE = [

@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from runs import maker
 from scipy.stats import spearmanr
 
 from fedkd_flwr import Run, load_model, load_run
 from fedkd_flwr.analysis.genotypes import client_genotypes
-from fedkd_flwr.analysis.persfl import mean_by_pair
 from fedkd_flwr.analysis.settings import varied_settings
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import load_client
@@ -232,6 +232,17 @@ def derived(run: Run) -> dict[str, float]:
         "supernet": round(float(run.rounds["accuracy_mean"].iloc[-1]), 4),
         "derived": round(float(np.mean(accuracies)), 4),
     }
+
+
+def mean_by_pair(pairs: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return the mean of a column over clients and seeds, by lambda (rows) and T (columns).
+
+    At lambda = 0 T has no effect, and only one T is tried. Its value fills the whole row.
+    """
+    means = pairs.groupby(["lambda", "temperature"])[column].mean().unstack()
+    if 0.0 in means.index:
+        means.loc[0.0] = means.loc[0.0].max()
+    return means
 
 
 def pairs(run: Run) -> list[dict[str, float]]:
