@@ -1,7 +1,6 @@
 """The Flower ServerApp: config → strategy → start → run directory."""
 
 import time
-from collections.abc import Mapping
 from contextlib import closing, suppress
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -13,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.estimators import require_estimator
-from fedkd_flwr.config import ConfigError, Configuration, RunConfig, read_config
+from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.provenance import DataRecord
@@ -23,7 +22,6 @@ from fedkd_flwr.grids.fast_polling import FastPollingGrid, SimulationGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
-from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.runs import (
     Checkpoint,
     Run,
@@ -48,7 +46,6 @@ from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import Observer
 from strategies.core.state import OtherStateError
-from strategies.core.vector_kinds import BUFFERS
 from strategies.parameters import SharedModelSettings
 
 SETTLED_SECONDS = 2.0
@@ -168,7 +165,7 @@ def check_run(configuration: Configuration) -> None:
     if run.resume:
         stopped = load_run(run.output_dir)
         require_same_clients(changed_settings(stopped, configuration))
-        require_memories(stopped, run.state_dir, run.from_round)
+        require_memories(stopped, run.state_dir)
     elif run.output_dir:
         require_new(absolute(run.output_dir))
     for name, folder in (("state-dir", run.state_dir), ("models-dir", run.models_dir)):
@@ -188,13 +185,12 @@ def check_models(configuration: Configuration) -> None:
     ------
     ConfigError
         If a model cannot be imported or built, does not fit the data, lacks the head that the
-        method needs, mixes samples under DP-SGD, or shares buffers that would get noise.
+        method needs, or mixes samples under DP-SGD.
     """
     run, settings = configuration.run, configuration.settings
     shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
     is_own_data = run.data.dataset not in DATASETS
-    is_private = bool(run.dp_sgd.noise_multiplier or run.plan.client_dp.noise_multiplier)
-    layers = run.method.strategy.shared_layers(settings)
+    is_private = bool(run.dp_sgd.noise_multiplier)
     for name in dict.fromkeys((*run.models.models, *shared)):
         if not (is_custom(name) or is_own_data or is_private):
             continue
@@ -212,7 +208,6 @@ def check_models(configuration: Configuration) -> None:
                 require_separate_samples(model, name)
         except ValueError as error:
             raise ConfigError(f"{run.strategy}: {error}.") from None
-        refuse_noised_buffers(run, model_vectors(model, layers))
         if is_custom(name) and returns_probabilities(model, shape):
             log(
                 WARNING,
@@ -220,31 +215,6 @@ def check_models(configuration: Configuration) -> None:
                 "losses apply the softmax themselves",
                 name,
             )
-
-
-def refuse_noised_buffers(run: RunConfig, shared: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse buffers among what the server averages and adds noise to.
-
-    Parameters
-    ----------
-    run : RunConfig
-        The run.
-    shared : mapping of str to ndarray
-        The shared layers of a model, as vectors by kind.
-
-    Raises
-    ------
-    ConfigError
-        If there are buffers, and the run has differential privacy of clients.
-    """
-    if run.plan.client_dp.noise_multiplier and BUFFERS in shared:
-        raise ConfigError(
-            f"{run.strategy}: client-dp-noise-multiplier adds noise to all that is averaged, and "
-            "the model has batch normalization or other buffers, whose variances could become "
-            "negative; set models to mlp, lenet or cnn, use group normalization "
-            "(torch.nn.GroupNorm) in your own, or set strategy = fedbn, which keeps batch "
-            "normalization on the clients."
-        )
 
 
 def check_server_data(configuration: Configuration) -> None:
@@ -363,16 +333,8 @@ def open_run_directory(
 
 
 def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:
-    """Return the shared layers of the initial global model; empty if there are none.
-
-    Raises
-    ------
-    ConfigError
-        As of `refuse_noised_buffers`: the server of a federation does not check models before.
-    """
+    """Return the shared layers of the initial global model; empty if there are none."""
     run, strategy = configuration.run, configuration.run.method.strategy
     if not strategy.needs_one_model:
         return {}
-    initial = RunModels(run).initial(layers=strategy.shared_layers(configuration.settings))
-    refuse_noised_buffers(run, initial)
-    return initial
+    return RunModels(run).initial(layers=strategy.shared_layers(configuration.settings))

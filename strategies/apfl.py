@@ -55,7 +55,6 @@ class APFL(ParameterStrategy):
     """FedAvg's server; private models and mixtures stay on the clients."""
 
     paper = "Deng et al. 2020"
-    client_dp = True
     color_family = "apfl"
     settings_type = APFLSettings
     train_metrics = (TRAIN_LOSS, Metric("alpha", low=0, high=1))

@@ -50,7 +50,6 @@ class Ditto(ParameterStrategy):
 
     paper = "Li et al. 2021"
     dp_sgd = True
-    client_dp = True
     color_family = "per-fedavg"
     settings_type = DittoSettings
     train_metrics = (TRAIN_LOSS, Metric("personal-loss"))

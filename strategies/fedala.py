@@ -62,6 +62,5 @@ class FedALA(ParameterStrategy):
     """FedAvg's server; clients mix."""
 
     paper = "Zhang et al. 2023 (FedALA)"
-    client_dp = True
     color_family = "apfl"
     settings_type = FedALASettings

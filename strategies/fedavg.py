@@ -25,7 +25,6 @@ class FedAvg(ParameterStrategy):
 
     paper = "McMahan et al. 2017"
     dp_sgd = True
-    client_dp = True
     color_family = "fedavg"
     trains_new_clients = False
 
@@ -47,6 +46,5 @@ class FedAvgFineTuned(FedAvg):
     """FedAvg with fine-tuning of the global model on each client before evaluation."""
 
     paper = "baseline"
-    client_dp = True
     settings_type = FineTuningSettings
     settings: FineTuningSettings

@@ -50,7 +50,6 @@ class FedBABU(ParameterStrategy):
     """FedAvg of the body, below a head that nobody trains before fine-tuning."""
 
     paper = "Oh et al. 2022"
-    client_dp = True
     exchanged = "parameters of the body"
     color_family = "fedproto"
     settings_type = FedBABUSettings

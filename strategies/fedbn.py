@@ -29,7 +29,6 @@ class FedBN(ParameterStrategy):
 
     paper = "Li et al. 2021 (FedBN)"
     dp_sgd = True
-    client_dp = True
     exchanged = "parameters without batch normalization"
     color_family = "feddyn"
 

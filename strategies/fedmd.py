@@ -18,7 +18,7 @@ Differences from the paper
 - The last mean of a run would arrive after its last evaluation and is not sent.
 - Clients may be sampled. The mean is over the repliers of a round, and the sampled clients of the
   next round learn from it. In the paper all clients participate in each round.
-- ``kt-pfl.mixing``, noise, rounding and caching are options of all methods with soft predictions.
+- ``kt-pfl.mixing``, noise and rounding are options of all methods with soft predictions.
 - A new client learns from the last mean of the training clients.
 """
 
@@ -49,7 +49,7 @@ class FedMD(SoftPredictionStrategy):
     settings: DistillationSettings
     train_metrics = DISTILLATION_METRICS
 
-    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
         """Average the predictions of the round, shape (P, K)."""
         return replace(self.state, teachers=self.mean_of(replies))
 

@@ -47,7 +47,6 @@ class FedNTD(ParameterStrategy):
     """FedAvg's server; only the clients' loss differs."""
 
     paper = "Lee et al. 2022"
-    client_dp = True
     color_family = "fedmd"
     settings_type = FedNTDSettings
     trains_new_clients = False

@@ -40,7 +40,6 @@ class FedPer(ParameterStrategy):
 
     paper = "Arivazhagan et al. 2019"
     dp_sgd = True
-    client_dp = True
     exchanged = "parameters of the body"
     color_family = "fml"
     settings_type = FedPerSettings

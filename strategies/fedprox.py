@@ -43,7 +43,6 @@ class FedProx(ParameterStrategy):
 
     paper = "Li et al. 2020"
     dp_sgd = True
-    client_dp = True
     color_family = "fedavg"
     settings_type = FedProxSettings
     trains_new_clients = False

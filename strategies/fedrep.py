@@ -44,7 +44,6 @@ class FedRep(ParameterStrategy):
     """FedAvg of the body."""
 
     paper = "Collins et al. 2021"
-    client_dp = True
     exchanged = "parameters of the body"
     color_family = "per-fedavg"
     settings_type = FedRepSettings

@@ -30,7 +30,6 @@ class FedRoD(ParameterStrategy):
     """FedAvg's server; personal heads stay on the clients."""
 
     paper = "Chen & Chao 2022 (Fed-RoD)"
-    client_dp = True
     color_family = "apfl"
     train_metrics = (TRAIN_LOSS,)
     evaluation_metrics = (GLOBAL_ACCURACY,)

@@ -210,19 +210,17 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     def begin(self, initial: Arrays) -> TeacherState:
         """Start with equal coefficients."""
         begun, plan = super().begin(initial), self.plan
-        equal = self._with_all_cached(PairMatrix.equal(plan.num_clients, plan.new_client_ids))
-        return TeacherState(begun.releases, begun.teachers, begun.cache, equal)
+        equal = PairMatrix.equal(plan.num_clients, plan.new_client_ids)
+        return TeacherState(begun.releases, begun.teachers, equal)
 
     def with_more_clients(self) -> TeacherState:
         """Give clients that join 1/N in their rows and columns of c, and the mean teacher."""
         grown, size = super().with_more_clients(), self.plan.num_clients
         before = self.state.coefficients
         share = len(before.places) / size
-        more = self._with_all_cached(
-            before.scaled(share).with_more_clients(size, 1 / size, 1 / size, 1)
-        )
+        more = before.scaled(share).with_more_clients(size, 1 / size, 1 / size, 1)
         teachers = with_means(grown.teachers, min(size, len(more.values) + 1))
-        return TeacherState(grown.releases, teachers, grown.cache, more)
+        return TeacherState(grown.releases, teachers, more)
 
     def teacher_of(self, partition_id: int) -> NDArray[Any]:
         """Return the teacher of one client, (P, K)."""
@@ -230,7 +228,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         teacher: NDArray[Any] = self.state.teachers[self.state.coefficients.places[partition_id]]
         return teacher
 
-    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> TeacherState:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> TeacherState:
         """Update the coefficients of the repliers, and mix the teachers of all clients."""
         repliers = list(replies)
         current = self.state.coefficients.with_members(repliers)
@@ -294,12 +292,6 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     def matrices(self) -> dict[str, NDArray[Any]]:
         """Return c as ``coefficients``."""
         return self.state.coefficients.named("coefficients")
-
-    def _with_all_cached(self, coefficients: PairMatrix) -> PairMatrix:
-        """Return the coefficients of all clients if a cache holds a teacher for each of them."""
-        if not self.settings.cache_rounds:
-            return coefficients
-        return coefficients.with_members(range(self.plan.num_clients))
 
 
 def _receivers(coefficients: PairMatrix) -> NDArray[np.int64]:

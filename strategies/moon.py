@@ -53,7 +53,6 @@ class MOON(ParameterStrategy):
     """FedAvg's server; only the clients' loss differs."""
 
     paper = "Li et al. 2021 (MOON)"
-    client_dp = True
     color_family = "apfl"
     settings_type = MOONSettings
     trains_new_clients = False

@@ -6,7 +6,7 @@ vector belongs to which layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
-from strategies.core.client_privacy import noised_mean
 from strategies.core.evaluations import EvaluationPoint
 from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
-from strategies.core.privacy import privacy_spent
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State
@@ -186,18 +184,9 @@ class ParameterState(State):
     ----------
     model : dict of str to ndarray
         The global model.
-    releases : ndarray or None
-        Shape (1,), rounds whose mean got noise for differential privacy of clients; None before
-        the first.
     """
 
     model: Model
-    releases: NDArray[np.int64] | None = field(default=None, kw_only=True)
-
-    @property
-    def num_releases(self) -> int:
-        """Number of rounds whose mean got noise."""
-        return 0 if self.releases is None else int(self.releases[0])
 
 
 class ParameterStrategy(PersonalizedStrategy):
@@ -253,10 +242,7 @@ class ParameterStrategy(PersonalizedStrategy):
         return {n: {kind: reply.arrays[kind] for kind in kinds} for n, reply in replies.items()}
 
     def average(self, models: Mapping[int, Model]) -> Model:
-        """Average the models of some clients by the run's `mixing`, or with the run's noise."""
-        if noise := self.plan.client_dp.noise_multiplier:
-            own = list(models.values())
-            return noised_mean(self.state.model, own, self.plan.client_dp.clip_norm, noise)
+        """Average the models of some clients by the run's `mixing`."""
         return AVERAGES[self.plan.mixing](list(models.values()), self.weights_of(models))
 
     # ---- Hooks of every strategy -----------------------------------------------------
@@ -274,12 +260,7 @@ class ParameterStrategy(PersonalizedStrategy):
         return {**expected_model(self.state.model), **self.extra_expected_arrays()}
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
-        """Clip updates of parameters to `update_cap` times the median norm.
-
-        With noise the clipping norm is fixed instead: the median depends on other clients' data.
-        """
-        if self.plan.client_dp.noise_multiplier:
-            return replies
+        """Clip updates of parameters to `update_cap` times the median norm."""
         return with_clipped_updates(replies, self.sent_to, self.plan.update_cap)
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ParameterState:
@@ -289,28 +270,6 @@ class ParameterStrategy(PersonalizedStrategy):
     def global_model(self) -> Arrays:
         """Return the global model."""
         return self.state.model
-
-    # ---- Differential privacy of clients -----------------------------------------------
-
-    def state_before_training(self, server_round: int, sampled: Sequence[int]) -> ParameterState:
-        """Count the release of the round's mean, so that an interrupted round counts twice.
-
-        New clients train without one.
-        """
-        releases_mean = any(not self.members.is_new(n) for n in sampled)
-        if not self.plan.client_dp.noise_multiplier or not releases_mean:
-            return self.state
-        releases = np.array([self.state.num_releases + 1])
-        self.observer.about_to_ask({"releases": releases})
-        return replace(self.state, releases=releases)
-
-    def round_metrics(self) -> dict[str, float]:
-        """Return ``client_dp_epsilon``, what the rounds so far have spent, if there is noise."""
-        private = self.plan.client_dp
-        if not private.noise_multiplier:
-            return super().round_metrics()
-        spent = privacy_spent(private.noise_multiplier, self.state.num_releases, private.delta)
-        return {**super().round_metrics(), "client_dp_epsilon": spent}
 
 
 class SharedModelStrategy(ParameterStrategy):

@@ -59,7 +59,6 @@ class PerFedAvg(ParameterStrategy):
     """FedAvg's server; the clients' loss and their evaluation differ."""
 
     paper = "Fallah et al. 2020"
-    client_dp = True
     color_family = "per-fedavg"
     settings_type = PerFedAvgSettings
     trains_new_clients = False

@@ -47,6 +47,9 @@ from strategies.soft_predictions import (
     SoftPredictionStrategy,
 )
 
+FIXED_SUBSET = 0
+"""The round that draws the public samples of all rounds."""
+
 LEAST_DISTANCE = 0.01
 """Smallest v_k² in a client's weight: with a smaller one, a step could overshoot the centroid."""
 
@@ -155,7 +158,6 @@ class PerFedCKT(SoftPredictionStrategy):
     settings: PerFedCKTSettings
     train_metrics = (TRAIN_LOSS, Metric("cluster", averaged=False, low=0), Metric("weight", low=0))
     teacher_name = "centroids"
-    draws_samples_anew = False
     state: CentroidState
 
     @classmethod
@@ -172,7 +174,7 @@ class PerFedCKT(SoftPredictionStrategy):
     def begin(self, initial: Arrays) -> CentroidState:
         """Start without cluster assignments."""
         begun, unassigned = super().begin(initial), np.full(self.plan.num_clients, -1)
-        return CentroidState(begun.releases, begun.teachers, begun.cache, unassigned)
+        return CentroidState(begun.releases, begun.teachers, unassigned)
 
     def with_more_clients(self) -> CentroidState:
         """Add clients without a cluster."""
@@ -180,15 +182,15 @@ class PerFedCKT(SoftPredictionStrategy):
             super().with_more_clients(),
             padded(self.state.labels, self.plan.num_clients, -1),
         )
-        return CentroidState(grown.releases, grown.teachers, grown.cache, labels)
+        return CentroidState(grown.releases, grown.teachers, labels)
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Sample without replacement, with probabilities proportional to the capped `sizes`."""
         plan, sizes = self.plan, self.sizes(candidates)
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 
-    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> CentroidState:
-        """Cluster the predictions of this round; the teachers are the centroids (c, A, K)."""
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> CentroidState:
+        """Cluster the predictions of this round; the teachers are the centroids (c, P, K)."""
         seed = int(random_generator(self.plan.seed, "k-means", server_round).integers(2**31))
         centroids, labels = cluster_predictions(
             self.stack_predictions(replies), self.settings.clusters, seed, self.mix

@@ -59,7 +59,6 @@ class PFedMe(ParameterStrategy):
     """FedAvg's server with step size beta; personal models stay on the clients."""
 
     paper = "Dinh et al. 2020"
-    client_dp = True
     color_family = "per-fedavg"
     settings_type = PFedMeSettings
     settings: PFedMeSettings

@@ -47,6 +47,7 @@ from strategies.core.randomized_response import label_frequencies
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
+from strategies.core.server_models import ServerModels
 from strategies.soft_predictions import (
     DistillationSettings,
     SoftPredictionState,
@@ -163,6 +164,7 @@ class PrivateKT(SoftPredictionStrategy):
     color_family = "persfl"
     settings_type = PrivateKTSettings
     settings: PrivateKTSettings
+    server_models: ServerModels
     distills_on_server = True
     train_metrics = ()
     state: PrivateKTState
@@ -172,7 +174,7 @@ class PrivateKT(SoftPredictionStrategy):
         """Refuse options for predictions, and more knowledge samples than public ones."""
         own = cls.settings_type.model_validate(settings)
         reason = "since clients send labels after randomized response"
-        refuse_options(own, reason, mixing="mean", clip_norm=0, noise_multiplier=0, cache_rounds=0)
+        refuse_options(own, reason, mixing="mean", clip_norm=0, noise_multiplier=0)
         if own.knowledge_samples > plan.public_size:
             raise ImpossiblePlanError(
                 f"privatekt.knowledge-samples = {own.knowledge_samples} is more than public-size = "
@@ -215,13 +217,14 @@ class PrivateKT(SoftPredictionStrategy):
         if LABELS in reply.arrays and (reply.arrays[LABELS] >= self.plan.num_classes).any():
             raise InvalidReplyError(f"{LABELS} hold a number beyond {self.plan.num_classes - 1}")
 
-    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> PrivateKTState:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> PrivateKTState:
         """Train the server's model on the labels, and let it predict on the public samples."""
         settings, state = self.settings, self.state
         sent = np.stack([reply.arrays[LABELS] for reply in replies.values()])
         frequencies = label_frequencies(sent, self.plan.num_classes, settings.label_epsilon)
         size = settings.buffer_rounds * settings.knowledge_samples
-        samples = np.append(state.samples, self._samples(server_round)[state.knowledge])[-size:]
+        asked = self.server_models.public_subset(server_round)[state.knowledge]
+        samples = np.append(state.samples, asked)[-size:]
         labels = np.append(state.labels, frequencies.argmax(axis=1))[-size:]
         model = self.trained_model(server_round, samples, labels)
         logits = self.server_models.predict(self.architecture, model, server_round)
@@ -253,6 +256,6 @@ class PrivateKT(SoftPredictionStrategy):
         generator = random_generator(self.plan.seed, "self-training", server_round)
         number = max(1, round(settings.self_training_share * len(logits)))
         easy = drawn_by_entropy(logits, number, -1, generator)
-        chosen = self._samples(server_round)[easy]
+        chosen = self.server_models.public_subset(server_round)[easy]
         likely = softmax(logits[easy].astype(float))
         return fit(model, chosen, likely, steps=settings.self_training_steps)

@@ -26,7 +26,7 @@ Differences from the paper
   cross-entropy in the authors' code.
 - Clients distill at the start of a round, with the settings of all methods with a teacher, and are
   evaluated after local training. The paper's clients distill after local training.
-- ``mixing``, noise and caching are refused, since each sample has its own givers.
+- ``mixing`` and noise are refused, since each sample has its own givers.
 - A teacher with one kept sample teaches nobody, since batch normalization cannot train on it.
 - A new client learns from the last teacher, and predicts nothing.
 """
@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.caching import packed_mask, unpacked_mask
+from strategies.core.masks import packed_mask, unpacked_mask
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
@@ -132,13 +132,13 @@ class SelectiveFD(SoftPredictionStrategy):
         super().check_plan(plan, settings)
         own = cls.settings_type.model_validate(settings)
         reason = "since each sample has its own givers"
-        refuse_options(own, reason, mixing="mean", noise_multiplier=0, cache_rounds=0)
+        refuse_options(own, reason, mixing="mean", noise_multiplier=0)
 
     def begin(self, initial: Arrays) -> SelectiveState:
         """Start without a teacher."""
         plain = super().begin(initial)
         kept = np.zeros(self.plan.public_size, dtype=np.bool_)
-        return SelectiveState(plain.releases, plain.teachers, plain.cache, kept)
+        return SelectiveState(plain.releases, plain.teachers, kept)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the last teacher and its mask."""
@@ -153,7 +153,7 @@ class SelectiveFD(SoftPredictionStrategy):
         size = len(packed_mask(self.state.kept))
         return {**due, SELECTED: ExpectedArray((size,), "uint8")} if due else due
 
-    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> SelectiveState:
+    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> SelectiveState:
         """Average each sample's selected predictions, and drop ambiguous ones."""
         size = self.plan.public_size
         masks = [unpacked_mask(reply.arrays[SELECTED], size) for reply in replies.values()]

@@ -2,12 +2,10 @@
 
 Predictions may be clipped and noised before they leave a client (`strategies.core.privacy`),
 rounded to fewer bytes on the network (`strategies.core.probabilities`), and mixed by a mean or,
-against poisoning, by a median or a trimmed mean (`strategies.core.mixing`). Teachers on a public
-sample may be cached for some rounds, in which nothing about the sample is sent
-(`strategies.core.caching`). By default none of this happens.
+against poisoning, by a median or a trimmed mean (`strategies.core.mixing`). By default none of
+this happens.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO
@@ -18,9 +16,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
-from strategies.core.caching import ASKED, TAUGHT, TeacherCache, packed_mask
 from strategies.core.flower import log
 from strategies.core.growing import padded
+from strategies.core.masks import packed_mask
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.mixing import MIXINGS
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
@@ -33,7 +31,6 @@ from strategies.core.probabilities import (
 )
 from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply
 from strategies.core.search import SearchRange
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import zero_or_at_least
 from strategies.core.state import State
 
@@ -43,8 +40,8 @@ PREDICTIONS = "predictions"
 DISTILLATION_METRICS = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)
 """Metrics of clients that distill a teacher and then train on their own data."""
 
-FIXED_SUBSET = 0
-"""The round that draws the public samples of methods with fixed samples."""
+ASKED = "asked"
+"""Name of a message's bit mask: the samples of the round on which to predict; all if absent."""
 
 
 class SoftPredictionSettings(Settings):
@@ -67,9 +64,6 @@ class SoftPredictionSettings(Settings):
         repeatable, but whoever knows the seed can remove the noise.
     delta : float
         delta of (epsilon, delta)-differential privacy, at which epsilon is reported.
-    cache_rounds : int
-        Number of rounds for which the teacher on a public sample is reused before clients are
-        asked about the sample again, as in SCARLET; 0 asks in every round.
     """
 
     number_format: Literal["float32", "float16", "int8"] = "float32"
@@ -78,7 +72,6 @@ class SoftPredictionSettings(Settings):
     noise_multiplier: float = Field(default=0.0, ge=0)
     noise_seed: int = Field(default=-1, ge=-1)
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    cache_rounds: int = Field(default=0, ge=0)
 
     @property
     def wire(self) -> NumberFormat:
@@ -110,10 +103,6 @@ class DistillationSettings(SoftPredictionSettings):
         Batch size of the distillation.
     t_squared : bool
         Whether the distillation loss is multiplied by T²; Eq. 6 of KT-pFL has no such factor.
-    class_temperature_rate : float
-        Largest change per round of the teacher's temperatures for each class, which follow the
-        client's losses by class, as in ReT-FHD; 0 for no such temperatures. 0.1 in the authors'
-        code.
     """
 
     temperature: float = Field(default=1.0, gt=0)
@@ -123,7 +112,6 @@ class DistillationSettings(SoftPredictionSettings):
     )
     public_batch_size: int = Field(default=64, ge=1)
     t_squared: bool = True
-    class_temperature_rate: float = Field(default=0.0, ge=0, le=1)
 
 
 def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str | float) -> None:
@@ -161,28 +149,23 @@ class SoftPredictionState(State):
     teachers : ndarray
         Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
         before the first.
-    cache : TeacherCache or None
-        The teachers on all public samples; None without `cache_rounds`.
     """
 
     releases: NDArray[np.int64]
     teachers: NDArray[Any]
-    cache: TeacherCache | None
 
 
 class SoftPredictionStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with soft predictions on public samples, and nothing else.
 
     Models stay on the clients, so they may differ in architecture. A method overrides
-    `update_teachers`, which computes the teachers of the next round from the predictions of a
-    round.
+    `aggregate`, which computes the teachers of the next round from the predictions of a round.
     """
 
     exchanged = "soft predictions"
     settings_type = SoftPredictionSettings
     settings: SoftPredictionSettings
     state: SoftPredictionState
-    server_models: ServerModels
     needs_public_data = True
 
     teacher_name: ClassVar[str] = "teacher"
@@ -190,9 +173,6 @@ class SoftPredictionStrategy(PersonalizedStrategy):
 
     teachers_are_personal: ClassVar[bool] = False
     """Whether each client has its own teachers, (N, P, K), or all receive the same."""
-
-    draws_samples_anew: ClassVar[bool] = True
-    """Whether each round draws new public samples."""
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
@@ -207,13 +187,9 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     def begin(self, initial: Arrays) -> SoftPredictionState:
         """Start without releases and teachers."""
         plan = self.plan
-        cache = None
-        if self.settings.cache_rounds:
-            cache = TeacherCache.empty(plan.num_clients, self.server_models.public_pool_size)
         return SoftPredictionState(
             releases=np.zeros(plan.num_clients, dtype=np.int64),
             teachers=np.empty((0, plan.public_size, plan.num_classes), dtype=np.float32),
-            cache=cache,
         )
 
     def with_more_clients(self) -> SoftPredictionState:
@@ -223,16 +199,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         """
         state, size = self.state, self.plan.num_clients
         counted = max(size, len(state.releases))
-        cache = (
-            state.cache.with_more_clients(size, self.teachers_are_personal) if state.cache else None
-        )
-        return replace(state, releases=padded(state.releases, counted), cache=cache)
-
-    # ---- Hook of methods -------------------------------------------------------------
-
-    def update_teachers(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
-        """Return the state with teachers, (..., A, K), from predictions on the A samples."""
-        raise NotImplementedError
+        return replace(state, releases=padded(state.releases, counted))
 
     def teacher_of(self, partition_id: int) -> NDArray[Any]:
         """Return the personal teacher of one client, (P, K)."""
@@ -260,8 +227,8 @@ class SoftPredictionStrategy(PersonalizedStrategy):
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the last teachers, and which samples to predict on unless all."""
-        asked = self._bits(ASKED, self.asked(server_round, partition_id))
-        return {**self._teachers_for(server_round, partition_id), **asked}
+        asked = self._asking(self.asked(server_round, partition_id))
+        return {**self._teachers_for(partition_id), **asked}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require soft predictions, (A, K), on the requested samples."""
@@ -271,29 +238,12 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         shape = num_asked, self.plan.num_classes
         return {PREDICTIONS: DueProbabilities(shape, number_format=self.settings.wire)}
 
-    def aggregate(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
-        """Compute teachers on the requested samples; use cached teachers for the others."""
-        cache = self.state.cache
-        if cache is None:
-            return self.update_teachers(server_round, replies)
-        samples, state = self._samples(server_round), self.state
-        due = cache.due(samples, server_round, self.settings.cache_rounds)
-        cache = cache.held(self._samples(server_round - 1), replies, self.round.exchange.failures)
-        if due.any():
-            state = self.update_teachers(server_round, replies)
-            cache = cache.taught(samples[due], state.teachers, server_round)
-        return replace(state, teachers=cache.teachers[..., samples, :], cache=cache)
-
     # ---- New clients -----------------------------------------------------------------
-
-    def state_for_new_clients(self) -> SoftPredictionState:
-        """Return a copy without the cache: they use the public samples of the last round."""
-        return copy.deepcopy(replace(self.state, cache=None))
 
     def new_client_payload(self, step: int, partition_id: int) -> Arrays:
         """Send teachers from the second round on, as in training."""
         if step == 1:
-            return self._bits(ASKED, self.asked(step, partition_id))
+            return self._asking(self.asked(step, partition_id))
         return self.train_payload(step, partition_id)
 
     # ---- Which samples a message is about --------------------------------------------
@@ -305,41 +255,22 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         """
         if self.members.is_new(partition_id) and not self.teachers_are_personal:
             return np.zeros(self.plan.public_size, dtype=np.bool_)
-        if self.state.cache is None:
-            return np.ones(self.plan.public_size, dtype=np.bool_)
-        samples = self._samples(server_round)
-        return self.state.cache.due(samples, server_round, self.settings.cache_rounds)
+        return np.ones(self.plan.public_size, dtype=np.bool_)
 
-    def _samples(self, server_round: int) -> NDArray[np.int64]:
-        """Return the positions of a round's public samples in the pool, (P,)."""
-        drawn_in = server_round if self.draws_samples_anew else FIXED_SUBSET
-        return self.server_models.public_subset(drawn_in)
-
-    def _teachers_for(self, server_round: int, partition_id: int) -> Arrays:
-        """Encode the teachers of the last round, or those that a client lacks."""
-        state = self.state
-        if not state.teachers.size:
+    def _teachers_for(self, partition_id: int) -> Arrays:
+        """Encode the teachers of the last round."""
+        teachers, wire = self.state.teachers, self.settings.wire
+        if not teachers.size:
             return {}
-        missing = np.ones(self.plan.public_size, dtype=np.bool_)
-        if state.cache:
-            missing = state.cache.missing(partition_id, self._samples(server_round - 1))
         if self.teachers_are_personal:
-            return self._encode(self.teacher_of(partition_id), missing)
-        return self.round.once(missing.tobytes(), lambda: self._encode(state.teachers, missing))
+            return wire.encode(self.teacher_name, self.teacher_of(partition_id))
+        return self.round.once(self.teacher_name, lambda: wire.encode(self.teacher_name, teachers))
 
-    def _encode(self, teachers: NDArray[Any], missing: NDArray[np.bool_]) -> Arrays:
-        """Encode the missing ones among teachers, (..., P, K)."""
-        bits = self._bits(TAUGHT, missing)
-        if not missing.any():
-            return bits
-        rows = teachers[..., missing, :] if bits else teachers
-        return {**self.settings.wire.encode(self.teacher_name, rows), **bits}
-
-    def _bits(self, name: str, mask: NDArray[np.bool_]) -> Arrays:
-        """Encode a mask; empty if all samples are selected."""
+    def _asking(self, mask: NDArray[np.bool_]) -> Arrays:
+        """Encode on which samples to predict; empty if on all."""
         if mask.all():
             return {}
-        return self.round.once((name, mask.tobytes()), lambda: {name: packed_mask(mask)})
+        return self.round.once(mask.tobytes(), lambda: {ASKED: packed_mask(mask)})
 
     # ---- Tools for methods -----------------------------------------------------------
 

@@ -120,17 +120,11 @@ def test_public_samples_are_those_of_the_last_round():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "table", "teachers"),
-    [
-        ("perfed-ckt", "perfed-ckt", "centroids"),
-        ("ds-fl", "ds-fl", "teacher"),
-        ("fedmd", "kt-pfl", "teacher"),
-    ],
+    ("strategy", "teachers"),
+    [("perfed-ckt", "centroids"), ("ds-fl", "teacher"), ("fedmd", "teacher")],
 )
-def test_common_teachers_are_sent_and_no_predictions_requested(
-    strategy, table, teachers, small, tmp_path
-):
-    flat = settings_for(strategy, small, **{f"{table}.cache-rounds": 1})
+def test_common_teachers_are_sent_and_no_predictions_requested(strategy, teachers, small, tmp_path):
+    flat = settings_for(strategy, small)
     (new,) = new_clients_of(flat)
     witness = Witness()
     run, _ = run_with(witness, flat, tmp_path / "run")

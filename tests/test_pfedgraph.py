@@ -136,7 +136,6 @@ def test_a_model_that_is_not_finite_is_refused(small, tmp_path):
     [
         ({"pfedgraph.size-weight": 0}, "pfedgraph.size-weight = 0: it should be greater than 0"),
         ({"models": "mlp,lenet"}, "pfedgraph averages parameters and needs one architecture"),
-        ({"client-dp-noise-multiplier": 1.0}, "more than one mean"),
     ],
 )
 def test_impossible_settings_are_refused_in_one_line(changes, sentence, small):

@@ -10,7 +10,7 @@ from helpers import Witness, breaking, client_of, replacing, reply_with, run_wit
 import fedkd_flwr
 from fedkd_flwr.clients.selective_fd import DensityRatio, gaussian_kernel, typical_distance
 from fedkd_flwr.config import ConfigError, read_config
-from strategies.core.caching import packed_mask, unpacked_mask
+from strategies.core.masks import packed_mask, unpacked_mask
 from strategies.core.plan import RunPlan
 from strategies.selective_fd import SelectiveFD, SelectiveFDSettings, selective_mean
 
@@ -128,7 +128,7 @@ def test_one_kept_sample_teaches_nobody(kept, teaches, small):
         "teacher": np.full((size, 10), 0.1, np.float32),
         "kept": packed_mask(np.arange(size) < kept),
     }
-    teachers = client_of(small).teachers("teacher", received, drawn_in=1)
+    teachers = client_of(small).teachers("teacher", received)
     assert (teachers is not None) == teaches
 
 
@@ -158,7 +158,6 @@ def test_predictions_that_are_not_finite_are_refused(small, tmp_path):
     ("changes", "sentence"),
     [
         ({"selective-fd.mixing": "median"}, "selective-fd.mixing = median is not possible"),
-        ({"selective-fd.cache-rounds": 2}, "selective-fd.cache-rounds = 2 is not possible"),
         ({"selective-fd.server-threshold": 3}, "it should be less than or equal to 2"),
         ({"dp-sgd-noise-multiplier": 1.0}, "selective-fd uses training samples outside of plain"),
     ],

@@ -72,6 +72,20 @@ def test_a_stopped_run_with_an_older_default_is_rerun(sweep, tmp_path, told):
     assert len(list((folder / "aside").iterdir())) == 1
 
 
+@pytest.mark.parametrize(("accepts", "state"), [(False, "started"), (True, "continued")])
+def test_a_stopped_run_of_another_version_continues_if_wanted(
+    accepts, state, sweep, tmp_path, told
+):
+    folder = tmp_path / "runs"
+    stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
+    description = json.loads((stopped / "config.json").read_text())
+    description["project"]["version"] = "7.1.0"
+    (stopped / "config.json").write_text(json.dumps(description))
+    settings = {**FOUR_ROUNDS, "accept-changes": accepts}
+    run_sweep(sweep, folder, on_run=told.append, settings=settings)
+    assert [progress.state for progress in told] == ["skipped", state, "finished"]
+
+
 @pytest.mark.parametrize("lost", ["server*", "clients"])
 def test_a_stopped_run_without_its_checkpoint_is_rerun(lost, sweep, tmp_path, told):
     folder = tmp_path / "runs"
@@ -97,14 +111,14 @@ def test_a_stopped_run_with_a_damaged_round_repeats_it(sweep, tmp_path, told, lo
 
 
 def test_a_failed_run_continues_when_the_cause_is_gone(sweep, tmp_path, told, monkeypatch):
-    real = KTpFL.update_teachers
+    real = KTpFL.aggregate
 
     def failing(self, server_round, replies):
         if server_round == 3:
             raise RuntimeError("the disk is on fire")
         return real(self, server_round, replies)
 
-    monkeypatch.setattr(KTpFL, "update_teachers", failing)
+    monkeypatch.setattr(KTpFL, "aggregate", failing)
     assert run_sweep(sweep, tmp_path / "runs", settings=FOUR_ROUNDS) == []
     monkeypatch.undo()
     runs = run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings=FOUR_ROUNDS)

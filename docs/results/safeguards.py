@@ -7,16 +7,33 @@ from columns import results
 from runs import compared
 from tables import caption
 
+from fedkd_flwr.analysis.columns import Column, percent, points
 from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.safeguard_criterion import Criterion, criterion, of_clients
 
+COLUMNS = (
+    Column("seeds", "seeds", "{:.0f}".format),
+    Column("private_accuracy", "private model", percent),
+    Column("method", "method alone over private, points (95%)", points),
+    Column("safeguarded", "safeguarded over private, points (95%)", points),
+    Column("method_harmed", "method alone shown worse", percent),
+    Column("safeguarded_harmed", "safeguarded shown worse", percent),
+    Column("safeguard_weight", "weight of method", "{:.0%}".format),
+)
+
 
 def table(*names: str) -> str:
-    """Return the table of `fedkd safeguard` over some sets, with both sides of the criterion.
+    """Return what a safeguard gives by set and method, with both sides of the criterion.
 
     Comparisons have the last part of their sets' names.
     """
-    return _captioned(_criterion(*names).to_markdown(), names)
+    found = _criterion(*names)
+    rows = [
+        [data, f"`{label}`", *(column.text(row) for column in COLUMNS)]
+        for (data, label), row in found.table.to_dict("index").items()
+    ]
+    headings = ["data", "method", *(column.heading for column in COLUMNS)]
+    return _captioned(in_markdown(pd.DataFrame(rows, columns=headings), found.notes), names)
 
 
 def sides(*names: str) -> str:
@@ -40,7 +57,7 @@ def _captioned(markdown: str, names: tuple[str, ...]) -> str:
 
 @functools.cache
 def _criterion(*names: str) -> Criterion:
-    return criterion({_short(name): compared(name) for name in names})
+    return criterion({_short(name): compared(name).clients for name in names})
 
 
 def _short(name: str) -> str:

@@ -1,20 +1,15 @@
 """The client of KT-pFL (Zhang et al., NeurIPS 2021): distill, train, predict."""
 
-import torch
 from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, Training
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.class_temperatures import adapted, at_class_temperatures, losses_by_class
-from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
+from fedkd_flwr.training.jobs import Steps, TrainJob
 from fedkd_flwr.training.loop import epoch_batches, gathered
 from fedkd_flwr.training.losses import Distillation
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
 from strategies.soft_predictions import DistillationSettings
-
-TEMPERATURES = "class-temperatures"
-"""Name of a client's stored temperatures of classes, with `class_temperature_rate`."""
 
 
 class KTpFLClient(SoftPredictionClient):
@@ -26,18 +21,14 @@ class KTpFLClient(SoftPredictionClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> Training:
         """Distill from the teacher if there is one, train locally, reply with soft predictions."""
         metrics = {}
-        teacher = self.teachers("teacher", received, drawn_in=server_round - 1)
+        teacher = self.teachers("teacher", received)
         if teacher is not None:
-            if self.settings.class_temperature_rate:
-                teacher = at_class_temperatures(teacher, self.class_temperatures())
             before = parameters_of(self.model)
             metrics["distillation-loss"] = yield from self.distill(teacher, server_round)
             metrics["moved-public"] = relative_distance(self.model, before)
         before = parameters_of(self.model)
         metrics["train-loss"] = yield from self.train_locally(server_round)
         metrics["moved-private"] = relative_distance(self.model, before)
-        if self.settings.class_temperature_rate:
-            yield from self.adapt_temperatures()
         images = self.public_images(server_round)
         predictions = yield from self.answers(received, images, self.settings.temperature)
         return self.release(predictions, metrics, server_round)
@@ -80,19 +71,3 @@ class KTpFLClient(SoftPredictionClient):
             gathered(positions, images, teacher),
         )
         return loss
-
-    def class_temperatures(self) -> Tensor:
-        """Return the teacher's temperatures of classes (ReT-FHD), shape (K,)."""
-        stored = self.memory.load(TEMPERATURES)
-        if stored is None:
-            return torch.ones(self.data.classes, device=self.device)
-        return stored["by-class"].to(self.device)
-
-    @yields_jobs
-    def adapt_temperatures(self) -> Steps[None]:
-        """Let the temperatures of classes follow the model's losses on the training samples."""
-        logits: Tensor = yield PredictJob(self.model, self.data.train_images)
-        losses = losses_by_class(logits, self.data.train_labels)
-        rate = self.settings.class_temperature_rate
-        temperatures = adapted(self.class_temperatures(), losses, rate)
-        self.memory.save(TEMPERATURES, {"by-class": temperatures})

@@ -9,8 +9,7 @@ from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import Steps
 from fedkd_flwr.training.loop import gathered, random_batches
 from fedkd_flwr.training.losses import CoDistillation, squared_distance
-from strategies.perfed_ckt import PerFedCKTSettings
-from strategies.soft_predictions import FIXED_SUBSET
+from strategies.perfed_ckt import FIXED_SUBSET, PerFedCKTSettings
 
 
 def nearest_centroid(centroids: Tensor, predictions: Tensor) -> int:
@@ -36,7 +35,7 @@ class PerFedCKTClient(SoftPredictionClient):
         """Train tau iterations of the two-term loss (Eq. 2), and reply with soft predictions."""
         images = self.public_images(FIXED_SUBSET)
         metrics: dict[str, float] = {}
-        centroids = self.teachers("centroids", received, drawn_in=FIXED_SUBSET)
+        centroids = self.teachers("centroids", received)
         if centroids is not None:
             predictions = yield from self.predict(images, temperature=1.0)
             metrics["cluster"] = nearest = nearest_centroid(centroids, predictions)

@@ -7,7 +7,7 @@ from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import Steps
-from strategies.core.caching import packed_mask
+from strategies.core.masks import packed_mask
 from strategies.selective_fd import KEPT, SELECTED, SelectiveFDSettings
 
 AUXILIARY = 250
@@ -60,14 +60,14 @@ class SelectiveFDClient(KTpFLClient):
 
     settings: SelectiveFDSettings
 
-    def teachers(self, name: str, received: Arrays, drawn_in: int) -> Tensor | None:
+    def teachers(self, name: str, received: Arrays) -> Tensor | None:
         """Return the teacher of a message, (P, K); None if fewer than two samples of it are kept.
 
         Batch normalization cannot train on one sample.
         """
         if KEPT not in received or self._mask(KEPT, received).sum() < 2:
             return None
-        return super().teachers(name, received, drawn_in)
+        return super().teachers(name, received)
 
     @yields_jobs
     def distill(self, teacher: Tensor, server_round: int) -> Steps[float]:

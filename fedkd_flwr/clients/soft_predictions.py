@@ -1,7 +1,5 @@
 """The base class of clients that exchange soft predictions."""
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,9 +7,8 @@ from torch import Tensor
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
 from fedkd_flwr.clients.privacy_ledger import NOISE
 from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.training.jobs import PredictJob, Steps
-from strategies.core.caching import ASKED, TAUGHT, unpacked_mask
+from strategies.core.masks import unpacked_mask
 from strategies.core.privacy import (
     NormalDraws,
     clip_towards_uniform,
@@ -19,37 +16,7 @@ from strategies.core.privacy import (
     secret_normal,
 )
 from strategies.core.randomness import random_generator
-from strategies.soft_predictions import PREDICTIONS, SoftPredictionSettings
-
-TEACHERS = "teachers"
-"""Name of a client's stored teacher predictions on the public pool, with `cache_rounds`."""
-
-
-class LostTeachersError(RuntimeError):
-    """A client has lost teacher predictions of earlier rounds. The server sends all again."""
-
-
-def with_new_rows(stored: Tensor | None, rows: Tensor, samples: Tensor, pool: int) -> Tensor:
-    """Return a client's stored teacher predictions, updated with new ones.
-
-    Parameters
-    ----------
-    stored : Tensor or None
-        Shape (..., pool, K), NaN where there was no prediction yet; None before the first. If
-        the number of centroids has changed, everything stored is outdated.
-    rows : Tensor
-        Shape (..., n, K), the new predictions.
-    samples : Tensor
-        Shape (n,), the samples of the pool to which the rows belong.
-    pool : int
-        Number of samples in the public pool.
-    """
-    shape = (*rows.shape[:-2], pool, rows.shape[-1])
-    if stored is None or stored.shape != shape:
-        stored = torch.full(shape, math.nan)
-    stored = stored.to(rows.device, copy=True)
-    stored[..., samples, :] = rows
-    return stored
+from strategies.soft_predictions import ASKED, PREDICTIONS, SoftPredictionSettings
 
 
 class SoftPredictionClient(PersonalClient):
@@ -61,8 +28,8 @@ class SoftPredictionClient(PersonalClient):
         """Return the generator of a round's public batches, which is the same for all clients."""
         return random_generator(self.run.plan.seed, "public-batches", server_round)
 
-    def teachers(self, name: str, received: Arrays, drawn_in: int) -> Tensor | None:
-        """Return the teacher predictions of a message, completed with those stored before.
+    def teachers(self, name: str, received: Arrays) -> Tensor | None:
+        """Return the teacher predictions of a message, (..., P, K); None if there are none yet.
 
         Parameters
         ----------
@@ -70,34 +37,8 @@ class SoftPredictionClient(PersonalClient):
             Name of the array with the teacher predictions.
         received : dict of str to ndarray
             Arrays of the message.
-        drawn_in : int
-            The round that drew the public samples of these predictions.
-
-        Returns
-        -------
-        Tensor or None
-            Shape (..., P, K) float32, on the device; None if there are no predictions yet.
-
-        Raises
-        ------
-        LostTeachersError
-            If a prediction that the client should have stored is missing.
         """
-        if name not in received and TAUGHT not in received:
-            return None
-        if not self.settings.cache_rounds:
-            return self.received_predictions(name, received)
-        pool, plan = len(self.data.public_images), self.run.plan
-        drawn_in = self.request.drawn_in(drawn_in)
-        subset = self.tensor(public_subset(pool, plan.public_size, plan.seed, drawn_in))
-        stored = (self.memory.load(TEACHERS) or {}).get(name)
-        if name in received:
-            rows = self.received_predictions(name, received)
-            stored = with_new_rows(stored, rows, subset[self._mask(TAUGHT, received)], pool)
-            self.memory.save(TEACHERS, {name: stored})
-        if stored is None or (teachers := stored.to(self.device)[..., subset, :]).isnan().any():
-            raise LostTeachersError("it has lost teacher predictions of earlier rounds")
-        return teachers
+        return self.received_predictions(name, received) if name in received else None
 
     @yields_jobs
     def predict(self, images: Tensor, temperature: float) -> Steps[Tensor]:
@@ -131,10 +72,8 @@ class SoftPredictionClient(PersonalClient):
         return predictions
 
     def _mask(self, name: str, received: Arrays) -> Tensor:
-        """Return a message's mask of P samples. Without one, all samples are selected."""
-        size = self.run.plan.public_size
-        mask = unpacked_mask(received[name], size) if name in received else np.ones(size, np.bool_)
-        return self.tensor(mask)
+        """Return a message's mask of P samples."""
+        return self.tensor(unpacked_mask(received[name], self.run.plan.public_size))
 
     def received_predictions(self, name: str, received: Arrays) -> Tensor:
         """Decode the probabilities of a message.

@@ -8,7 +8,6 @@ from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.registry import DARTS, model_name
 from strategies.core.plan import Settings
 from strategies.parameters import SharedModelSettings
-from strategies.soft_predictions import DistillationSettings
 from strategies.spider import SpiderSettings
 from strategies.supernets import SearchSettings
 
@@ -31,8 +30,7 @@ def check_combinations(run: RunConfig, settings: Settings) -> None:
     _check_models(run, settings)
     _check_data(run)
     _check_optimizer(run)
-    _check_privacy_of_samples(run, settings)
-    _check_privacy_of_clients(run)
+    _check_privacy(run)
     plan = run.plan
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
@@ -116,7 +114,7 @@ def _check_optimizer(run: RunConfig) -> None:
         )
 
 
-def _check_privacy_of_samples(run: RunConfig, settings: Settings) -> None:
+def _check_privacy(run: RunConfig) -> None:
     strategy = run.method.strategy
     if run.dp_sgd.noise_multiplier and not strategy.declares("dp_sgd"):
         raise ConfigError(
@@ -128,27 +126,6 @@ def _check_privacy_of_samples(run: RunConfig, settings: Settings) -> None:
         raise ConfigError(
             "fine-tune-epochs trains before an evaluation without noise, which "
             "dp-sgd-noise-multiplier does not cover; set one of the two to 0."
-        )
-    rate = settings.class_temperature_rate if isinstance(settings, DistillationSettings) else 0
-    if run.dp_sgd.noise_multiplier and rate:
-        raise ConfigError(
-            f"{settings.key_of('class_temperature_rate')} uses losses on training samples, which "
-            "dp-sgd-noise-multiplier does not cover; set one of the two to 0."
-        )
-
-
-def _check_privacy_of_clients(run: RunConfig) -> None:
-    strategy, plan = run.method.strategy, run.plan
-    if plan.client_dp.noise_multiplier and not strategy.declares("client_dp"):
-        raise ConfigError(
-            f"{run.strategy} sends clients more than one mean of all models, which "
-            "client-dp-noise-multiplier does not cover; set it to 0, or strategy to one of "
-            f"{', '.join(methods_with('client_dp'))}."
-        )
-    if plan.client_dp.noise_multiplier and plan.mixing != "mean":
-        raise ConfigError(
-            f"client-dp-noise-multiplier is for the mean of models, and mixing = {plan.mixing}; "
-            "set mixing = mean."
         )
 
 

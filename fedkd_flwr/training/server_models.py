@@ -74,11 +74,6 @@ class RunModels:
         data = self.run.data
         return narrowest_width(self.run.models, shared, data.image_shape, data.num_classes)
 
-    @property
-    def public_pool_size(self) -> int:
-        """Number of samples in the whole public set."""
-        return public_pool_size(self.run.server_data_plan.settings)
-
     def initial(
         self, number: int = 0, name: str = "", layers: LayerChoice = ALL
     ) -> dict[str, NDArray[np.float32]]:
@@ -197,8 +192,8 @@ class RunModels:
 
     def _public_subset(self, server_round: int) -> NDArray[np.int64]:
         """Return the positions of a round's samples in the public set, (P,)."""
-        plan = self.run.plan
-        return public_subset(self.public_pool_size, plan.public_size, plan.seed, server_round)
+        plan, pool = self.run.plan, public_pool_size(self.run.server_data_plan.settings)
+        return public_subset(pool, plan.public_size, plan.seed, server_round)
 
     def _filled(self, name: str, model: Vectors) -> nn.Module:
         network = self._network(name)

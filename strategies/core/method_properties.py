@@ -69,11 +69,6 @@ class MethodProperties:
     derived class says so itself.
     """
 
-    client_dp: ClassVar[bool] = False
-    """Whether clients learn of each other by the mean of their models alone, to which noise for
-    differential privacy of clients can be added. A derived class says so itself.
-    """
-
     takes_estimators: ClassVar[bool] = False
     """Whether its clients may have models that are no networks, with ``fit`` and ``predict_proba``.
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from strategies.core.client_privacy import ClientPrivacySettings
 from strategies.core.optional_metrics import MEASURES
 from strategies.core.randomness import random_generator
 from strategies.core.safeguard import SafeguardSettings
@@ -106,8 +105,6 @@ class PlanSettings(SettingsGroup):
     update_cap : float
         Largest norm of a client's update of parameters, or of its mean feature of a class, as a
         multiple of the median norm of the round; what is longer is shortened to it. 0 for no limit.
-    client_dp : ClientPrivacySettings
-        Differential privacy of clients in the global model.
     safeguard : SafeguardSettings
         A private model of each client beside the method's.
     measures : tuple of str
@@ -146,7 +143,6 @@ class PlanSettings(SettingsGroup):
     weighting: Literal["samples", "uniform"] = "samples"
     weight_cap: Annotated[float, AfterValidator(multiple_or_none)] = 5.0
     update_cap: Annotated[float, AfterValidator(multiple_or_none)] = 10.0
-    client_dp: ClientPrivacySettings = ClientPrivacySettings()
     safeguard: SafeguardSettings = SafeguardSettings()
     measures: Annotated[Words, AfterValidator(some_of(MEASURES)), NO_EFFECT_ON_RESULTS] = ()
     record_answers: Annotated[bool, NO_EFFECT_ON_RESULTS] = True

@@ -22,10 +22,6 @@ class ServerModels(Protocol):
         """The distinct architectures of the run."""
 
     @property
-    def public_pool_size(self) -> int:
-        """Number of samples in the whole public set."""
-
-    @property
     def feature_width(self) -> int:
         """Number of features that enter the head, for methods that need the same of all clients."""
 
