@@ -1,24 +1,14 @@
-"""Publish finished runs in the folder `published`, and read them again.
+"""Publish finished runs in the folder ``runs``, and read them again.
 
-    python docs/results/runs.py [--add] RUNS SET
-
-adds the folder RUNS as the set SET, such as ``transfer/kt-pfl``, in place of an earlier set of that
-name. With ``--add``, the set keeps its other runs, so a long sweep can be published in parts. Then
-all tables are updated, as by ``python docs/results/check.py --write``.
-
-A file has the sets whose names start alike: ``published/transfer.jsonl.xz``. It has JSON lines,
-compressed by xz, since Flower Hub refuses files above 1 MB. The first line of a set has the
-settings that all its runs share, each further line a run: its other settings, mean accuracy by
-round, the accuracy of every client after the last round and of every new client, traffic, seconds,
-and what made it.
+A file has the sets whose names start alike: ``runs/transfer.jsonl.xz`` has ``transfer/kt-pfl``. It
+has JSON lines, compressed by xz. The first line of a set has the settings that all its runs share,
+each further line a run: its other settings, mean accuracy by round, the accuracy of every client
+after the last round and of every new client, traffic, seconds, and what made it.
 """
 
-import argparse
 import functools
 import json
 import lzma
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,10 +23,10 @@ from fedkd_flwr import Run
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.evaluations import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
+from fedkd_flwr.analysis.significance import Effect
 from strategies.core.new_clients import NEW_CLIENTS
 
-HERE = Path(__file__).parent
-PUBLISHED = HERE / "published"
+PUBLISHED = Path(__file__).parent / "runs"
 TRAFFIC = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")
 """Columns that are summed over rounds."""
 
@@ -66,30 +56,19 @@ MADE_BY = (
 )
 """Parts of ``config.json`` that say what made a run besides its settings."""
 
-UNRECORDED = "an earlier state of the code, commit not recorded"
-"""What made the runs whose description does not say it."""
 
-
-def maker(description: dict[str, Any]) -> str:
-    """Return the version and commit that made a run."""
-    project = description.get("project", {})
-    if not project:
-        return UNRECORDED
-    modified = ", modified" if project.get("modified") else ""
-    commit = project.get("commit", "")[:8] or "not recorded"
-    return f"version {project.get('version')}, commit {commit}{modified}"
-
-
-def makers_in_words(makers: Iterable[str]) -> str:
-    """Return what made some runs, as by `maker`: each version once, with its commits."""
-    commits: dict[str, list[str]] = {}
-    for one in dict.fromkeys(makers):
-        version, _, commit = one.partition(", commit ")
-        commits.setdefault(version, []).append(commit.replace(", modified", " (modified)"))
-    return "; ".join(
-        f"{version}, commit{'s' if len(own) > 1 else ''} {', '.join(own)}"
-        for version, own in commits.items()
-    )
+def makers(runs: Iterable[Run]) -> dict[str, str]:
+    """Return the versions and commits that made some runs; a plus marks changed files."""
+    projects = [run.description.get("project") or {} for run in runs]
+    commits = [
+        one["commit"][:8] + ("+" if one.get("modified") else "")
+        for one in projects
+        if one.get("commit")
+    ]
+    return {
+        "version": " ".join(dict.fromkeys(one["version"] for one in projects if one)),
+        "commit": " ".join(dict.fromkeys(commits)) or "not recorded",
+    }
 
 
 # ---- The file ---------------------------------------------------------------------------
@@ -229,6 +208,11 @@ class PublishedRun(Run):
         last = float(np.mean(self.kept["accuracy_of_clients"]))
         return [*self.kept["accuracy_mean"][:-1], last]
 
+    def accuracy_at(self, server_round: int | None) -> float:
+        """Return the mean accuracy after a round, or after the last if that is earlier or None."""
+        rounds = self.kept["rounds"]
+        return self.accuracies[rounds.index(min(server_round or rounds[-1], rounds[-1]))]
+
     @cached_property
     def description(self) -> dict[str, Any]:
         """The settings, and what made the run where that was published."""
@@ -296,7 +280,7 @@ class PublishedRun(Run):
         }
         validated = kept.get("validation_accuracy_mean")
         best = {"accuracy_mean": self.accuracies[int(np.argmax(validated))]} if validated else None
-        totals = {name: kept[name] for name in (*TRAFFIC, "seconds")} | _counted(kept)
+        totals = {name: kept.get(name, np.nan) for name in (*TRAFFIC, "seconds")} | _counted(kept)
         return {"rounds": rounds, "last_round": last_round, "validation_round": best, **totals}
 
     def check(self) -> None:
@@ -339,8 +323,34 @@ def read_set(name: str, folder: Path = PUBLISHED) -> list[PublishedRun]:
 
 @functools.cache
 def compared(name: str) -> Comparison:
-    """Return the comparison of a set's runs; several tables show the same one."""
+    """Return the comparison of a set's runs."""
     return fedkd_flwr.compare(read_set(name))
+
+
+# ---- Numbers of several runs ---------------------------------------------------------------
+
+
+def by_seed(runs: Iterable[PublishedRun]) -> dict[int, float]:
+    """Return the accuracy after the last round by seed."""
+    return {run.config["seed"]: run.accuracies[-1] for run in runs}
+
+
+def mean(values: Iterable[float], digits: int = 4) -> float:
+    """Return a rounded mean; NaN if a value is missing."""
+    return round(float(np.mean(list(values))), digits)
+
+
+def mean_and_spread(name: str, values: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """Return a mean over seeds and its standard deviation, NaN for one seed."""
+    spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
+    return {name: mean(values), f"{name}_sd": round(float(spread), 4)}
+
+
+def in_points(name: str, effect: Effect | None) -> dict[str, float]:
+    """Return a mean difference with its interval in points; NaN without an effect."""
+    values = (effect.gain, effect.low, effect.high) if effect and effect.seeds else [np.nan] * 3
+    columns = (name, f"{name}_low", f"{name}_high")
+    return {one: round(100 * value, 4) for one, value in zip(columns, values, strict=True)}
 
 
 # ---- The command -----------------------------------------------------------------------
@@ -353,24 +363,18 @@ def with_others(runs: list[Run], name: str, folder: Path = PUBLISHED) -> list[Ru
     return [*(run for run in kept if run.settings not in settings), *runs]
 
 
-def main(folder: Path, name: str, add: bool) -> None:
-    """Publish a folder of runs, and update all tables."""
-    runs = [run for group in fedkd_flwr.compare(folder).groups.values() for run in group]
+def publish(runs: Path, name: str, add: bool, folder: Path = PUBLISHED) -> int:
+    """Store a folder of runs as a set, in place of one of its name or added to it.
+
+    Returns
+    -------
+    int
+        How many runs the set has.
+    """
+    found = [run for group in fedkd_flwr.compare(runs).groups.values() for run in group]
     if add:
-        runs = with_others(runs, name)
+        found = with_others(found, name, folder)
         # Refuses runs whose splits differ from the stored ones.
-        fedkd_flwr.compare(runs)
-    write_set(name, runs)
-    print(
-        f"Published {len(runs)} runs as {name}. Sentences that now differ from the runs:",
-        flush=True,
-    )
-    subprocess.run([sys.executable, HERE / "check.py", "--write"], check=False)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--add", action="store_true", help="keep the other runs of SET")
-    parser.add_argument("folder", type=Path, metavar="RUNS")
-    parser.add_argument("name", metavar="SET")
-    main(**vars(parser.parse_args()))
+        fedkd_flwr.compare(found)
+    write_set(name, found, folder)
+    return len(found)
