@@ -25,7 +25,7 @@ from fedkd_flwr.analysis.columns import in_bytes
 from results.tables import TABLES
 
 ROOT = Path(__file__).parents[1]
-MOST_ROWS, MOST_COLUMNS = 12, 6
+MOST_ROWS, MOST_COLUMNS = 18, 6
 BLOCK = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 INLINE = re.compile(r"(<!--= (.+?) -->).*?(<!--/-->)", re.DOTALL)
 OPTIONS = ("columns", "sort", "first", "pivot")
@@ -41,7 +41,9 @@ NAMES = ("method", "chosen")
 BYTES = ("bytes", "up", "down", "bytes_each")
 COUNTS = ("steps", "clients", "trials", "completed")
 SHARES = ("alone_worse", "guarded_worse", "kept", "weight")
-SIGNED = ("gain", "difference", "fmnist", "cifar10", "alone", "guarded", "new_gain")
+SIGNED = (
+    "gain", "difference", "fmnist", "cifar10", "alone", "guarded", "new_gain", "before", "fresh"
+)  # fmt: skip
 HEADINGS = {
     "gain": "over local, points",
     "new_gain": "over local, points",
@@ -116,6 +118,9 @@ FORMATS: dict[str, Callable[[pd.Series, str], str]] = {
     "low": lambda row, column: f"{row[f'{column}_low']:+z.1f}",
     "high": lambda row, column: f"{row[f'{column}_high']:+z.1f}",
     "interval": interval,
+    "beside": lambda row, column: f"{number(row, column)} / {row['theirs']:.1f}".replace(
+        "nan", "-"
+    ),
     "sd": lambda row, column: f"{row[column]:.1f} ± {row[f'{column}_sd']:.1f}".removesuffix(
         " ± nan"
     ),
@@ -149,7 +154,8 @@ def read_table(name: str) -> pd.DataFrame:
     if not path.exists():
         raise SelectorError(f"there is no table {name}")
     text = {"version": str, "commit": str, "settings": str}
-    return pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
+    table = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
+    return table.convert_dtypes(convert_floating=False)
 
 
 def chosen(table: pd.DataFrame, filters: Iterable[str]) -> pd.DataFrame:
@@ -182,7 +188,10 @@ def table_of(words: str) -> str:
     ]
     columns = [column for column, *_ in named]
     cells = [[written(row, column) for column in columns] for _, row in rows.iterrows()]
-    right = [not isinstance(rows[c.partition(":")[0]].iloc[0], str) for c in columns]
+    right = [
+        not any(isinstance(cell, str) for cell in rows.get(column.partition(":")[0], []))
+        for column in columns
+    ]
     if "pivot" in options:
         key, _, names = options["pivot"].partition(":")
         headings, cells, right = pivoted(headings, cells, list(rows[key]), names)
@@ -200,7 +209,8 @@ def pivoted(
     places = list(named or dict.fromkeys(values))
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for row, value in zip(cells, values, strict=True):
-        found.setdefault(tuple(row[:-1]), {})[value] = row[-1]
+        if found.setdefault(tuple(row[:-1]), {}).setdefault(value, row[-1]) is not row[-1]:
+            raise SelectorError(f"{', '.join(row[:-1])} has several rows for {value}")
     lines = [[*key, *(own.get(place, "") for place in places)] for key, own in found.items()]
     keys = headings[:-1]
     right = [False] * len(keys) + [True] * len(places)

@@ -30,6 +30,7 @@ from fedkd_flwr.config.toml_files import load_toml
 from results.published import (
     PublishedRun,
     compared,
+    gains,
     in_points,
     makers,
     mean,
@@ -179,12 +180,6 @@ def _row(
     last: int | None,
     comparison: Comparison,
 ) -> Beside:
-    references = [comparison.references.of(label, run.config["seed"]) for run in runs]
-    pairs = [
-        (run.accuracy_at(last), one.accuracy_at(last))
-        for run, one in zip(runs, references, strict=True)
-        if one
-    ]
     method, settings = _named(column, figure or {"strategy": REFERENCE})
     return Beside(
         column.table,
@@ -193,7 +188,7 @@ def _row(
         settings,
         runs,
         [100 * run.accuracy_at(last) for run in runs],
-        [own - other for own, other in pairs],
+        gains(comparison, label, last),
         figure[ACCURACY] if figure else None,
     )
 

@@ -23,7 +23,7 @@ from fedkd_flwr import Run
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.evaluations import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.analysis.significance import Effect
+from fedkd_flwr.analysis.significance import Effect, effects_of
 from strategies.core.new_clients import NEW_CLIENTS
 
 PUBLISHED = Path(__file__).parent / "runs"
@@ -180,6 +180,7 @@ def write_set(name: str, runs: Sequence[Run], folder: Path = PUBLISHED) -> None:
     )
     _sets.cache_clear()
     compared.cache_clear()
+    effects.cache_clear()
 
 
 # ---- From lines to runs --------------------------------------------------------------------------
@@ -325,6 +326,26 @@ def read_set(name: str, folder: Path = PUBLISHED) -> list[PublishedRun]:
 def compared(name: str) -> Comparison:
     """Return the comparison of a set's runs."""
     return fedkd_flwr.compare(read_set(name))
+
+
+@functools.cache
+def effects(name: str) -> dict[str, Effect]:
+    """Return the gains of a set's runs over `local` after the same round, or its last."""
+    comparison = compared(name)
+    return effects_of({label: gains(comparison, label) for label in comparison.effects})
+
+
+def gains(comparison: Comparison, label: str, server_round: int | None = None) -> list[float]:
+    """Return the gains of a label's runs after a round, by default their last."""
+    pairs = [
+        (run, comparison.references.of(label, run.config["seed"]))
+        for run in comparison.groups[label]
+    ]
+    return [
+        run.accuracy_at(server_round) - local.accuracy_at(server_round or run.kept["rounds"][-1])
+        for run, local in pairs
+        if local
+    ]
 
 
 # ---- Numbers of several runs ---------------------------------------------------------------

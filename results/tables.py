@@ -25,6 +25,7 @@ from results.published import (
     PublishedRun,
     by_seed,
     compared,
+    effects,
     in_points,
     makers,
     mean,
@@ -47,22 +48,23 @@ SPLITS = {
 }
 """The comparisons of the tuned benchmark, and how their sets' names end."""
 
-TUNED, STEPS, FINE_TUNED = (
-    f"benchmark-tuned/{start}-" for start in ("retuned", "controls-steps", "fine-tuned")
+TUNED, STEPS, FINE_TUNED, FRESH = (
+    *(f"benchmark-tuned/{start}" for start in ("retuned", "controls-steps", "fine-tuned")),
+    "headlines/retuned",
 )
 
 ESTIMATORS = ("any-model/digits", "any-model/tumors", "any-model/tumors-nine-silos")
 NEW_CLIENTS = "new-clients/fashion-mnist"
 GUARDED = (
     *(f"safeguard/{split}" for split in SPLITS.values()),
-    *(f"{TUNED}{split}" for split in SPLITS.values()),
+    *(f"{TUNED}-{split}" for split in SPLITS.values()),
     *(f"safeguard/second-private-model-{split}" for split in [*SPLITS.values()][:4]),
 )
 SIDES = {
     "safeguard": [f"safeguard/{split}" for split in SPLITS.values()],
-    "retuned": [f"{TUNED}{split}" for split in [*SPLITS.values()][:2]],
-    "retuned-mixed": [f"{TUNED}{split}" for split in [*SPLITS.values()][2:4]],
-    "retuned-cifar10": [f"{TUNED}{split}" for split in [*SPLITS.values()][4:]],
+    "retuned": [f"{TUNED}-{split}" for split in [*SPLITS.values()][:2]],
+    "retuned-mixed": [f"{TUNED}-{split}" for split in [*SPLITS.values()][2:4]],
+    "retuned-cifar10": [f"{TUNED}-{split}" for split in [*SPLITS.values()][4:]],
     "second-private-model": [name for name in GUARDED if "second" in name],
 }
 """Sets over which a safeguard's two sides are counted together."""
@@ -83,7 +85,7 @@ def run_columns(label: str, runs: Sequence[PublishedRun], effect: Effect | None)
         "seeds": len(runs),
         **mean_and_spread("accuracy", accuracies),
         **in_points("gain", effect),
-        "p": float(f"{effect.p_holm:.3g}") if effect else np.nan,
+        "p": float(f"{effect.p_holm:.6g}") if effect else np.nan,
         "verdict": str(effect.outcome) if effect and effect.seeds else "",
         "steps": mean(map(steps_of_method, runs), 0),
         "bytes": mean((run.summary["bytes_up"] + run.summary["bytes_down"] for run in runs), 0),
@@ -93,10 +95,9 @@ def run_columns(label: str, runs: Sequence[PublishedRun], effect: Effect | None)
 
 def set_rows(name: str) -> list[Row]:
     """Return the rows of a set, the best method first."""
-    comparison = compared(name)
     return [
-        run_columns(label, runs, comparison.effects.get(label))
-        for label, runs in comparison.groups.items()
+        run_columns(label, runs, effects(name).get(label))
+        for label, runs in compared(name).groups.items()
     ]
 
 
@@ -125,13 +126,45 @@ def benchmark() -> list[Row]:
             "models": "mixed" if "mixed" in split else "one",
             "reference": REFERENCE,
         }
-        at_equal_steps, pairs = over_equal_steps(name), compared(f"{TUNED}{name}").pairs
+        at_equal_steps, pairs = over_equal_steps(name), compared(f"{TUNED}-{name}").pairs
         led = Counter(own for (own, _), effect in pairs.items() if is_better(effect))
-        for row in set_rows(f"{TUNED}{name}"):
+        for row in set_rows(f"{TUNED}-{name}"):
             equal = at_equal_steps.get(row["method"])
             verdict = str(equal.outcome) if equal else ""
             steps = {**in_points("gain_steps", equal), "verdict_steps": verdict}
             rows.append({**place, **row, **steps, "leads": led[row["method"]]})
+        rows += [{**place, **row} for row in longer_local(name)]
+    return rows
+
+
+def longer_local(name: str) -> list[Row]:
+    """Return rows of `local` with more steps, each with its gain over the usual `local`."""
+    usual, rows = by_seed(compared(f"{TUNED}-{name}").groups[REFERENCE]), []
+    for runs in compared(f"{STEPS}-{name}").groups.values():
+        gain = effect_of([run.accuracies[-1] - usual[run.config["seed"]] for run in runs])
+        label = f"{REFERENCE} ({steps_of_all(runs)} steps)"
+        rows.append({**run_columns(label, runs, gain), "p": np.nan, "verdict": ""})
+    return rows
+
+
+def fresh() -> list[Row]:
+    """Return the tuned comparisons that were run again on fresh seeds, before and after."""
+    rows = []
+    for split, name in SPLITS.items():
+        before, after = effects(f"{TUNED}-{name}"), effects(f"{FRESH}-{name}")
+        for method in sorted(after, key=lambda method: -before[method].gain):
+            old, new = before[method], after[method]
+            rows.append(
+                {
+                    "split": split,
+                    "method": method,
+                    **in_points("before", old),
+                    **in_points("fresh", new),
+                    "verdict_before": str(old.outcome),
+                    "verdict_fresh": str(new.outcome),
+                    "same": "yes" if old.outcome == new.outcome else "no",
+                }
+            )
     return rows
 
 
@@ -152,8 +185,8 @@ def over_equal_steps(name: str) -> dict[str, Effect]:
     ValueError
         If a method takes more steps than any `local`.
     """
-    tuned = compared(f"{TUNED}{name}")
-    longer = compared(f"{STEPS}{name}").groups.values()
+    tuned = compared(f"{TUNED}-{name}")
+    longer = compared(f"{STEPS}-{name}").groups.values()
     steps = {label: steps_of_all(runs) for label, runs in tuned.groups.items()}
     gains = {}
     for label, runs in tuned.groups.items():
@@ -161,10 +194,10 @@ def over_equal_steps(name: str) -> dict[str, Effect]:
             continue
         enough = [own for own in longer if steps_of_all(own) >= steps[label]]
         if not enough:
-            raise ValueError(f"{STEPS}{name} has too few steps for {label}.")
+            raise ValueError(f"{STEPS}-{name} has too few steps for {label}.")
         rival = by_seed(min(enough, key=steps_of_all))
         gains[label] = [accuracy - rival[seed] for seed, accuracy in by_seed(runs).items()]
-    return {**tuned.effects, **effects_of(gains)}
+    return {**effects(f"{TUNED}-{name}"), **effects_of(gains)}
 
 
 def steps_of_all(runs: Sequence[PublishedRun]) -> int:
@@ -219,7 +252,7 @@ def counts() -> list[Row]:
 
 def fine_tuned(name: str) -> dict[str, Effect]:
     """Return the gain of each fine-tuned method over a fine-tuned `local`."""
-    return compared(f"{FINE_TUNED}{name}").effects
+    return effects(f"{FINE_TUNED}-{name}")
 
 
 def _counted(comparisons: Iterable[Mapping[str, Effect]]) -> list[tuple[str, Counter[Outcome]]]:
@@ -244,7 +277,7 @@ def ranks() -> list[Row]:
     rows = []
     for models in ("one", "mixed"):
         names = [name for split, name in SPLITS.items() if ("mixed" in split) == (models != "one")]
-        found = across_of({name: compared(f"{TUNED}{name}") for name in names}, per_seed=True)
+        found = across_of({name: compared(f"{TUNED}-{name}") for name in names}, per_seed=True)
         for method, row in found.table.iterrows():
             is_reference = method == REFERENCE
             rows.append(
@@ -254,7 +287,7 @@ def ranks() -> list[Row]:
                     "rank": round(row["rank"], 4),
                     "gain": np.nan if is_reference else round(100 * row["gain"], 4),
                     "wins": "" if is_reference else f"{row['wins']:.0f} of {len(found.accuracies)}",
-                    "p": np.nan if is_reference else float(f"{row['p_holm']:.3g}"),
+                    "p": np.nan if is_reference else float(f"{row['p_holm']:.6g}"),
                 }
             )
     return rows
@@ -268,7 +301,8 @@ def sets() -> list[Row]:
     names = [
         name
         for name in set_names()
-        if name not in (*ESTIMATORS, NEW_CLIENTS) and not name.startswith(TUNED)
+        if name
+        not in (*ESTIMATORS, NEW_CLIENTS, *(f"{TUNED}-{split}" for split in SPLITS.values()))
     ]
     with ProcessPoolExecutor() as pool:
         return [row for rows in pool.map(_rows_of_set, names) for row in rows]
@@ -417,6 +451,7 @@ MADE: dict[str, Callable[[], list[Row]]] = {
     "answers": answers,
     "counts": counts,
     "ranks": ranks,
+    "fresh": fresh,
     "sets": sets,
     "papers": paper_rows,
     "safeguard": safeguard,
