@@ -30,6 +30,8 @@ from fedkd_flwr.training.loop import computing_in
 SAMPLES, REPETITIONS = 200, 3
 """Training samples of a client, and how often each task is timed."""
 
+SWEEPS = Path(__file__).parents[1] / "results" / "sweeps"
+
 SMOKE_SETTINGS = {
     "dataset": "digits",
     "partition": "iid",
@@ -51,7 +53,7 @@ class Experiment:
     Attributes
     ----------
     sweep : str
-        Name in ``conf/sweeps``.
+        Name in ``results/sweeps``.
     seeds : int
         Its seeds, 0 to `seeds` - 1. All runs of a seed are done before the next.
     smoke_settings : dict of str to str
@@ -226,7 +228,13 @@ def run_experiment(
         if seconds_left <= 0:
             return False
         command: list[str | Path] = [
-            *(FEDKD, "sweep", experiment.sweep, "--output-dir", runs / experiment.sweep),
+            *(
+                FEDKD,
+                "sweep",
+                SWEEPS / f"{experiment.sweep}.toml",
+                "--output-dir",
+                runs / experiment.sweep,
+            ),
             *options("-c", [f"{key}={value}" for key, value in settings.items()]),
             *options("--only", [f"seed={seed}", *selected]),
         ]

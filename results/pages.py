@@ -14,6 +14,7 @@ column; see `FORMATS`. Gains are written with half of their interval: ``+2.5 ± 
 """
 
 import functools
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable
@@ -154,8 +155,7 @@ def read_table(name: str) -> pd.DataFrame:
     if not path.exists():
         raise SelectorError(f"there is no table {name}")
     text = {"version": str, "commit": str, "settings": str}
-    table = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
-    return table.convert_dtypes(convert_floating=False)
+    return pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
 
 
 def chosen(table: pd.DataFrame, filters: Iterable[str]) -> pd.DataFrame:
@@ -165,12 +165,19 @@ def chosen(table: pd.DataFrame, filters: Iterable[str]) -> pd.DataFrame:
         column = key.removesuffix("!")
         if column not in table:
             raise SelectorError(f"there is no column {column}; there are {', '.join(table)}")
-        cells = table[column].fillna("").map(str)
+        cells = table[column].map(_as_text)
         values = [value] if (cells == value).any() else value.split(",")
         if unknown := [one for one in values if not (cells == one).any()]:
             raise SelectorError(f"no row has {column}={unknown[0]}")
         table = table[~cells.isin(values)] if key.endswith("!") else table[cells.isin(values)]
     return table
+
+
+def _as_text(value: object) -> str:
+    """Return a cell as a filter names it."""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.10g}"
+    return str(value)
 
 
 def table_of(words: str) -> str:

@@ -14,7 +14,7 @@ runs must have)::
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +219,8 @@ def paper_rows() -> list[dict[str, Any]]:
 # ---- Own runs beside a paper -----------------------------------------------------------------
 
 
-def beside_paper(comparison: Comparison, paper: str, table: str) -> Comparison:
-    """Return a comparison with a paper's accuracy and the difference to it in its table.
+def beside_paper(comparison: Comparison, paper: str, table: str) -> str:
+    """Return own runs beside a paper's numbers, in Markdown.
 
     Parameters
     ----------
@@ -229,33 +229,26 @@ def beside_paper(comparison: Comparison, paper: str, table: str) -> Comparison:
     paper, table : str
         A file of ``papers``, and one of its tables, such as ``Table 2``.
 
-    Returns
-    -------
-    Comparison
-        With columns ``paper`` and ``difference`` (our accuracy minus the paper's), as fractions,
-        NaN for methods without a figure. Notes say which settings are not of the paper's size.
-
     Raises
     ------
     ConfigError
         If no figure applies to any of the runs.
     """
     columns = [column for column in columns_of(paper) if column.table == table]
-    accuracies, notes = {}, dict[str, None]()
+    lines, notes = [], dict[str, None]()
     for label, runs in comparison.groups.items():
         settings = {**default_values(), **defining_settings(runs[0].config)}
         for column in columns:
             figure = column.figure_of(settings)
             if figure is None or not column.where.items() <= settings.items():
                 continue
-            accuracies[label] = figure[ACCURACY] / 100
+            ours, theirs = 100 * comparison.table["accuracy"][label], figure[ACCURACY]
+            lines.append(f"| {label} | {ours:.1f} | {theirs:.2f} | {ours - theirs:+.1f} |")
             for name, value in column.size.items():
                 if settings[name] != value:
-                    notes[f"{name} is {settings[name]}, in the paper {value}"] = None
-    if not accuracies:
+                    note = f"{name} is {settings[name]}, in the paper {value}"
+                    notes[f"Not at the paper's size: {note}."] = None
+    if not lines:
         raise ConfigError(f"{paper}, {table}, has no number for any of these runs.")
-    shown = comparison.table.copy()
-    shown["paper"] = shown.index.map(accuracies).astype(float)
-    shown["difference"] = shown["accuracy"] - shown["paper"]
-    size = [f"Not at the paper's size: {note}." for note in notes]
-    return replace(comparison, table=shown, notes=[*comparison.notes, *size])
+    heading = ["| method | ours | paper | difference, points |", "| --- | ---: | ---: | ---: |"]
+    return "\n".join([*heading, *lines, "", *notes])
