@@ -23,9 +23,9 @@ from pathlib import Path
 import pandas as pd
 
 from fedkd_flwr.analysis.columns import in_bytes
-from results.tables import TABLES
 
 ROOT = Path(__file__).parents[1]
+TABLES = ROOT / "results" / "tables"
 MOST_ROWS, MOST_COLUMNS = 18, 6
 BLOCK = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 INLINE = re.compile(r"(<!--= (.+?) -->).*?(<!--/-->)", re.DOTALL)
@@ -119,6 +119,7 @@ FORMATS: dict[str, Callable[[pd.Series, str], str]] = {
     "low": lambda row, column: f"{row[f'{column}_low']:+z.1f}",
     "high": lambda row, column: f"{row[f'{column}_high']:+z.1f}",
     "interval": interval,
+    "2": lambda row, column: f"{row[column]:.2f}",
     "beside": lambda row, column: f"{number(row, column)} / {row['theirs']:.1f}".replace(
         "nan", "-"
     ),

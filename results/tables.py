@@ -6,6 +6,7 @@ the same seed; ``gain_low`` and ``gain_high`` are its 95% interval by Student's 
 
 import functools
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,6 +21,8 @@ from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.results import steps_of_a_client
 from fedkd_flwr.analysis.safeguard_criterion import Criterion, criterion
 from fedkd_flwr.analysis.significance import Effect, Outcome, effect_of, effects_of
+from fedkd_flwr.config.toml_files import load_toml
+from results.pages import TABLES, phrase, read_table
 from results.papers import paper_rows
 from results.published import (
     PublishedRun,
@@ -34,7 +37,7 @@ from results.published import (
     set_names,
 )
 
-TABLES = Path(__file__).parent / "tables"
+INVESTIGATIONS = Path(__file__).parent / "investigations.toml"
 
 SPLITS = {
     "groups": "k-classes-grouped",
@@ -444,6 +447,25 @@ def safeguard_sides() -> list[Row]:
     return rows
 
 
+def investigations() -> list[Row]:
+    """Return a question and its answer a row, with the runs that it rests on."""
+    rows = []
+    for topic, questions in load_toml(INVESTIGATIONS, "investigations").items():
+        for one in questions:
+            runs = [run for name in one.get("sets", []) for run in read_set(name)]
+            rows.append(
+                {
+                    "topic": topic,
+                    "question": one["question"],
+                    "runs": len(runs) or "",
+                    "seeds": len({run.config["seed"] for run in runs}) or "",
+                    "sets": " ".join(one.get("sets", [])),
+                    "answer": re.sub(r"\{(.+?)\}", lambda m: phrase(m[1]), one["answer"]),
+                }
+            )
+    return rows
+
+
 # ---- Writing -------------------------------------------------------------------------------
 
 MADE: dict[str, Callable[[], list[Row]]] = {
@@ -458,6 +480,7 @@ MADE: dict[str, Callable[[], list[Row]]] = {
     "safeguard-sides": safeguard_sides,
     "kinds": kinds,
     "new-clients": new_clients,
+    "investigations": investigations,  # reads the others
 }
 """The tables that are made from runs; the other files of the folder are written by hand."""
 
@@ -470,5 +493,6 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 def write_table(name: str, folder: Path = TABLES) -> Path:
     """Make a table of `MADE` and write it."""
     path = folder / f"{name}.csv"
+    read_table.cache_clear()
     frame(MADE[name]()).convert_dtypes().to_csv(path, index=False, lineterminator="\n")
     return path
