@@ -8,9 +8,10 @@ A block holds a table, an inline comment one number or phrase::
     KT-pFL gains <!--= benchmark split=groups method=kt-pfl gain -->2.5 ± 0.3<!--/--> points.
 
 The first word is a file of ``tables``; ``KEY=VALUE`` and ``KEY!=VALUE`` choose rows, several values
-stand between commas. A block has ``columns=`` (at most 6), and may have ``sort=``, ``first=`` and
-``pivot=``; an inline comment ends in a column, or in ``count``. Both may have ``:FORMAT`` behind a
-column; see `FORMATS`. Gains are written with half of their interval: ``+2.5 ± 0.3``.
+stand between commas. A block has ``columns=COLUMN,COLUMN=HEADING,…``, and may have ``sort=``,
+``first=`` and ``pivot=COLUMN:VALUE=HEADING,…``: the last column once for each value. An inline
+comment ends in a column or in ``count``. A column may have a format, ``gain:abs``; see `FORMATS`
+and `AGGREGATES`. A number with an interval is written with half of it: ``+2.5 ± 0.3``.
 """
 
 import functools
@@ -31,20 +32,11 @@ BLOCK = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 INLINE = re.compile(r"(<!--= (.+?) -->).*?(<!--/-->)", re.DOTALL)
 OPTIONS = ("columns", "sort", "first", "pivot")
 
-
-class SelectorError(ValueError):
-    """A comment that names no cell; the message has page, comment and reason."""
-
-
-# ---- How a cell is written -----------------------------------------------------------------
-
-NAMES = ("method", "chosen")
 BYTES = ("bytes", "up", "down", "bytes_each")
-COUNTS = ("steps", "clients", "trials", "completed")
+WHOLE = ("steps", "clients", "trials", "completed")
 SHARES = ("alone_worse", "guarded_worse", "kept", "weight")
-SIGNED = (
-    "gain", "difference", "fmnist", "cifar10", "alone", "guarded", "new_gain", "before", "fresh"
-)  # fmt: skip
+OVER_LOCAL = ("gain", "fmnist", "cifar10", "new_gain", "before", "fresh")
+SIGNED = (*OVER_LOCAL, "difference", "alone", "guarded")
 HEADINGS = {
     "gain": "over local, points",
     "new_gain": "over local, points",
@@ -58,92 +50,82 @@ HEADINGS = {
     "p": "p, Holm",
     "theirs": "paper",
     "difference": "difference, points",
-    "not_shown": "not shown",
     "verdict_steps": "verdict at as many steps",
     "alone": "method alone, points",
     "guarded": "with a safeguard, points",
     "alone_worse": "shown worse alone",
     "guarded_worse": "shown worse with a safeguard",
 }
+"""Headings of columns whose name does not say enough."""
 
 
-def number(row: pd.Series, column: str, digits: int = 1) -> str:
+class SelectorError(ValueError):
+    """A comment that names no cell; the message has page, comment and reason."""
+
+
+# ---- How a cell is written -----------------------------------------------------------------
+
+
+def number(row: pd.Series, column: str) -> str:
     """Return a number as text: its unit and digits depend on the column."""
     value = row[column]
     if isinstance(value, str):
-        return f"`{value}`" if column in NAMES else value
+        return f"`{value}`" if column == "method" else value
     if pd.isna(value):
         return ""
     if column in BYTES:
         return in_bytes(value)
     if column == "p":
         return f"{value:.2g}"
-    if column == "theirs":
-        return f"{value:.2f}"
-    if column in COUNTS:
+    is_count = column != "accuracy" and f"{column}_low" not in row and float(value).is_integer()
+    if column in WHOLE or (is_count and column != "theirs"):
         return f"{value:,.0f}"
-    if f"{column}_low" not in row and float(value).is_integer() and column != "accuracy":
-        return f"{value:,.0f}"
-    text = f"{value:+z.{digits}f}" if is_signed(column) else f"{value:.{digits}f}"
-    return f"{text}%" if column in SHARES else text
-
-
-def is_signed(column: str) -> bool:
-    """Return whether a column has differences."""
-    return column.removesuffix("_steps") in SIGNED
+    sign = "+" if column.removesuffix("_steps") in SIGNED else ""
+    return f"{value:{sign}z.{2 if column == 'theirs' else 1}f}" + "%" * (column in SHARES)
 
 
 def whole(row: pd.Series, column: str) -> str:
     """Return a number with half of its interval, or a range, where the table has both ends."""
-    ends = [f"{column}_low", f"{column}_high"]
-    if not set(ends) <= set(row.index):
+    low, high = (row.get(f"{column}_{end}") for end in ("low", "high"))
+    if low is None or pd.isna(low):
         return number(row, column)
-    low, high = row[ends]
     if column in BYTES:
         return " to ".join(dict.fromkeys((in_bytes(low), in_bytes(high))))
-    if pd.isna(low):
-        return number(row, column)
     return f"{number(row, column)} ± {(high - low) / 2:.1f}"
 
 
-def interval(row: pd.Series, column: str) -> str:
-    """Return the ends of an interval."""
-    ends = row[[f"{column}_low", f"{column}_high"]]
-    return " to ".join(f"{end:z.1f}" for end in ends)
+def _with_spread(row: pd.Series, column: str) -> str:
+    spread = row[f"{column}_sd"]
+    return f"{row[column]:.1f}" + ("" if pd.isna(spread) else f" ± {spread:.1f}")
 
 
 FORMATS: dict[str, Callable[[pd.Series, str], str]] = {
     "": whole,
     "abs": lambda row, column: whole(row, column).lstrip("+-"),
     "mean": number,
+    "sd": _with_spread,
+    "2": lambda row, column: f"{row[column]:.2f}",
     "low": lambda row, column: f"{row[f'{column}_low']:+z.1f}",
     "high": lambda row, column: f"{row[f'{column}_high']:+z.1f}",
-    "interval": interval,
-    "2": lambda row, column: f"{row[column]:.2f}",
-    "beside": lambda row, column: f"{number(row, column)} / {row['theirs']:.1f}".replace(
-        "nan", "-"
-    ),
-    "sd": lambda row, column: f"{row[column]:.1f} ± {row[f'{column}_sd']:.1f}".removesuffix(
-        " ± nan"
-    ),
+    "interval": lambda row, column: f"{row[f'{column}_low']:z.1f} to {row[f'{column}_high']:z.1f}",
+    "beside": lambda row, column: f"{row[column]:.1f} / {row['theirs']:.1f}".replace("nan", "-"),
 }
-"""How a cell can be written. The first is the default."""
+"""How a cell can be written: by default, without sign, without interval, with spread, …."""
 
 AGGREGATES: dict[str, Callable[[pd.DataFrame, str], str]] = {
     "max": lambda rows, column: whole(rows.loc[rows[column].idxmax()], column),
     "min": lambda rows, column: whole(rows.loc[rows[column].idxmin()], column),
-    "list": lambda rows, column: ", ".join(dict.fromkeys(_cells(rows, column))),
-    "range": lambda rows, column: " to ".join(
-        dict.fromkeys(_cells(rows.sort_values(column).iloc[[0, -1]], column))
-    ),
     "sum": lambda rows, column: f"{rows[column].sum():,.0f}",
-    "unique": lambda rows, column: ", ".join(dict.fromkeys(_cells(rows, column))),
+    "list": lambda rows, column: _each_once(rows, column, ", "),
+    "range": lambda rows, column: _each_once(
+        rows.sort_values(column).iloc[[0, -1]], column, " to "
+    ),
 }
 """What an inline comment can say of several rows."""
 
 
-def _cells(rows: pd.DataFrame, column: str) -> list[str]:
-    return [number(row, column) for _, row in rows.iterrows()]
+def _each_once(rows: pd.DataFrame, column: str, between: str) -> str:
+    return between.join(dict.fromkeys(number(row, column) for _, row in rows.iterrows()))
 
 
 # ---- Which cells ---------------------------------------------------------------------------
@@ -160,7 +142,7 @@ def read_table(name: str) -> pd.DataFrame:
 
 
 def chosen(table: pd.DataFrame, filters: Iterable[str]) -> pd.DataFrame:
-    """Return the rows that meet all filters, those of a list of values in its order."""
+    """Return the rows that meet all filters."""
     for word in filters:
         key, _, value = word.partition("=")
         column = key.removesuffix("!")
@@ -170,7 +152,7 @@ def chosen(table: pd.DataFrame, filters: Iterable[str]) -> pd.DataFrame:
         values = [value] if (cells == value).any() else value.split(",")
         if unknown := [one for one in values if not (cells == one).any()]:
             raise SelectorError(f"no row has {column}={unknown[0]}")
-        table = table[~cells.isin(values)] if key.endswith("!") else table[cells.isin(values)]
+        table = table[cells.isin(values) != key.endswith("!")]
     return table
 
 
@@ -189,50 +171,42 @@ def table_of(words: str) -> str:
     if order := options.get("sort"):
         rows = rows.sort_values(order.lstrip("-"), ascending=order[0] != "-", kind="stable")
     rows = rows.head(int(options.get("first", len(rows))))
-    named = [column.partition("=") for column in options["columns"].split(",")]
+    named = [column.partition("=")[::2] for column in options["columns"].split(",")]
+    plain = [column.partition(":")[0] for column, _ in named]
     headings = [
-        heading or HEADINGS.get(column, column.partition(":")[0].replace("_", " "))
-        for column, _, heading in named
+        heading or HEADINGS.get(one, one.replace("_", " "))
+        for one, (_, heading) in zip(plain, named, strict=True)
     ]
-    columns = [column for column, *_ in named]
-    cells = [[written(row, column) for column in columns] for _, row in rows.iterrows()]
-    right = [
-        not any(isinstance(cell, str) for cell in rows.get(column.partition(":")[0], []))
-        for column in columns
-    ]
+    cells = [[written(row, column) for column, _ in named] for _, row in rows.iterrows()]
+    texts = [any(isinstance(cell, str) for cell in rows.get(one, [])) for one in plain]
+    rule = ["---" if is_text else "---:" for is_text in texts]
     if "pivot" in options:
-        key, _, names = options["pivot"].partition(":")
-        headings, cells, right = pivoted(headings, cells, list(rows[key]), names)
+        column, _, names = options["pivot"].partition(":")
+        headings, cells = pivoted(headings, cells, list(rows[column]), names)
+        rule = [*["---"] * (len(rule) - 1), *["---:"] * (len(headings) - len(rule) + 1)]
     if len(cells) > MOST_ROWS or len(headings) > MOST_COLUMNS:
         raise SelectorError(f"{len(cells)} rows and {len(headings)} columns are too many")
-    rule = ["---:" if one else "---" for one in right]
     return "".join(f"| {' | '.join(line)} |\n" for line in [headings, rule, *cells])
 
 
 def pivoted(
     headings: list[str], cells: list[list[str]], values: list[str], names: str
-) -> tuple[list[str], list[list[str]], list[bool]]:
-    """Return a table with the last column once for each value, under its name or itself."""
-    named = dict(one.split("=", 1) for one in names.split(",")) if names else {}
-    places = list(named or dict.fromkeys(values))
+) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells with the last column once for each value, under its name."""
+    named = dict(one.split("=", 1) for one in names.split(",")) if names else {v: v for v in values}
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for row, value in zip(cells, values, strict=True):
         if found.setdefault(tuple(row[:-1]), {}).setdefault(value, row[-1]) is not row[-1]:
             raise SelectorError(f"{', '.join(row[:-1])} has several rows for {value}")
-    lines = [[*key, *(own.get(place, "") for place in places)] for key, own in found.items()]
-    keys = headings[:-1]
-    right = [False] * len(keys) + [True] * len(places)
-    return [*keys, *(named.get(place, place) for place in places)], lines, right
+    lines = [[*key, *(own.get(value, "") for value in named)] for key, own in found.items()]
+    return [*headings[:-1], *named.values()], lines
 
 
 def written(row: pd.Series, word: str) -> str:
     """Return a cell, for a column with or without ``:FORMAT``."""
     column, _, form = word.partition(":")
-    if column not in row:
-        # A range has its ends alone.
-        if f"{column}_low" not in row:
-            raise SelectorError(f"there is no column {column}; there are {', '.join(row.index)}")
-        row = pd.concat([row, pd.Series({column: row[f"{column}_low"]})])
+    if column not in row and f"{column}_low" not in row:  # a range has its ends alone
+        raise SelectorError(f"there is no column {column}; there are {', '.join(row.index)}")
     if form not in FORMATS:
         raise SelectorError(f"{form} is no format; there are {', '.join(filter(None, FORMATS))}")
     return FORMATS[form](row, column)
@@ -245,9 +219,7 @@ def phrase(words: str) -> str:
     column, _, form = last.partition(":")
     if column == "count":
         return f"{len(rows):,}"
-    if rows.empty:
-        raise SelectorError("no row meets all filters")
-    if form in AGGREGATES:
+    if form in AGGREGATES and len(rows):
         return AGGREGATES[form](rows, column).removeprefix("+")
     if len(rows) != 1:
         raise SelectorError(f"{len(rows)} rows meet all filters")
@@ -263,26 +235,17 @@ def pages() -> list[Path]:
 
 
 def filled(text: str, page: str = "") -> str:
-    """Return a page's text with all tables and phrases written anew.
+    """Return a page's text with all tables and phrases written anew, or raise `SelectorError`."""
 
-    Raises
-    ------
-    SelectorError
-        If a comment names no cell.
-    """
+    def fill(match: re.Match[str], write: Callable[[str], str]) -> str:
+        before, words, after = match.groups()
+        try:
+            return f"{before}{write(words)}{after}"
+        except (SelectorError, KeyError) as error:
+            raise SelectorError(f"{page}: {words}: {error}") from None
 
-    def fill(write: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
-        def replaced(match: re.Match[str]) -> str:
-            before, words, after = match.groups()
-            try:
-                return f"{before}{write(words)}{after}"
-            except (SelectorError, KeyError) as error:
-                raise SelectorError(f"{page}: {words}: {error}") from None
-
-        return replaced
-
-    with_tables = BLOCK.sub(fill(lambda words: f"\n{table_of(words)}\n"), text)
-    return INLINE.sub(fill(phrase), with_tables)
+    text = BLOCK.sub(lambda match: fill(match, lambda words: f"\n{table_of(words)}\n"), text)
+    return INLINE.sub(lambda match: fill(match, phrase), text)
 
 
 def outdated() -> list[Path]:

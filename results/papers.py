@@ -1,9 +1,8 @@
 """A paper's numbers beside our runs.
 
-``papers/PAPER.toml`` lists the columns of its tables. Each has the settings of the runs that it
-applies to (``where``), further settings of the paper (``size``), accuracies in percent
-(``figures``), and which published runs stand beside it (``beside``, with the settings that these
-runs must have)::
+``papers/PAPER.toml`` lists the columns of its tables: the settings of the runs that it applies to
+(``where``), further settings of the paper (``size``), accuracies in percent (``figures``), and
+which published runs stand beside it (``beside``; ``with`` chooses among them)::
 
     [[columns]]
     table = "Table 2"
@@ -39,6 +38,7 @@ from results.published import (
 
 PAPERS = Path(__file__).parent / "papers"
 ACCURACY = "accuracy"
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,35 +46,33 @@ class Column:
     """A column of a paper's table; settings have flat names, as in a run's config."""
 
     table: str
-    where: dict[str, Any]
-    size: dict[str, Any]
+    where: Settings
+    size: Settings
     figures: list[dict[str, Any]]
-    beside: list[dict[str, Any]]
+    beside: list[Settings]
 
-    def figure_of(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    def figure_of(self, settings: Settings) -> dict[str, Any] | None:
         """Return the figure that has these settings, if it is exactly one."""
-        found = [
-            figure
-            for figure in self.figures
-            if all(settings.get(k) == v for k, v in figure.items() if k != ACCURACY)
-        ]
+
+        def fits(figure: Settings) -> bool:
+            return all(settings.get(k) == v for k, v in figure.items() if k != ACCURACY)
+
+        found = [figure for figure in self.figures if fits(figure)]
         return found[0] if len(found) == 1 else None
 
     @property
     def varied(self) -> list[str]:
         """The settings in which figures of one method differ."""
-        names = dict.fromkeys(name for figure in self.figures for name in figure)
-        methods = {figure["strategy"] for figure in self.figures}
-        values = {
-            (method, name): {f.get(name) for f in self.figures if f["strategy"] == method}
-            for method in methods
-            for name in names
-        }
-        return [
-            name
-            for name in names
-            if name != ACCURACY and any(len(values[method, name]) > 1 for method in methods)
-        ]
+        names = {name: None for figure in self.figures for name in figure if name != ACCURACY}
+        pairs = [(a, b) for a in self.figures for b in self.figures]
+        alike = [(a, b) for a, b in pairs if a["strategy"] == b["strategy"]]
+        return [name for name in names if any(a.get(name) != b.get(name) for a, b in alike)]
+
+    def row_of(self, settings: Settings) -> tuple[str, str]:
+        """Return the method, and the settings that tell its figures apart."""
+        named = [name for name in self.varied if name in settings]
+        words = [f"{name.rpartition('.')[2]}={settings[name]}" for name in named]
+        return settings["strategy"], ", ".join(words)
 
 
 def columns_of(paper: str, folder: Path = PAPERS) -> list[Column]:
@@ -85,28 +83,18 @@ def columns_of(paper: str, folder: Path = PAPERS) -> list[Column]:
     ConfigError
         If there is no such paper, or a column names an unknown setting.
     """
-    columns = [
-        Column(
-            one["table"],
-            flatten(one.get("where", {})),
-            flatten(one.get("size", {})),
-            [flatten(figure) for figure in one["figures"]],
-            [{"with": {}, **part} for part in one.get("beside", [])],
-        )
-        for one in load_toml(folder / f"{paper}.toml", "paper file")["columns"]
-    ]
-    known = {ACCURACY, *known_names()}
-    for column in columns:
-        named = {*column.where, *column.size}.union(*column.figures)
-        if unknown := sorted(named - known):
+    columns = []
+    for one in load_toml(folder / f"{paper}.toml", "paper file")["columns"]:
+        where, size = (flatten(one.get(key, {})) for key in ("where", "size"))
+        figures = [flatten(figure) for figure in one["figures"]]
+        columns.append(Column(one["table"], where, size, figures, one.get("beside", [])))
+        named = {*where, *size}.union(*figures)
+        if unknown := sorted(named - {ACCURACY, *known_names()}):
             raise ConfigError(
                 f"papers/{paper}.toml names {', '.join(unknown)}, which is not a setting; "
                 "`fedkd list settings` shows all."
             )
     return columns
-
-
-# ---- Published runs beside a paper -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -130,104 +118,55 @@ def beside(paper: str) -> Iterator[Beside]:
     that it has too: each row then has another `local`.
     """
     for column in columns_of(paper):
+        order = [column.row_of(figure) for figure in column.figures]
+        if all("." in name for name in column.varied):
+            order.append((REFERENCE, ""))
         for part in column.beside:
-            yield from _beside_part(column, part)
+            found = {(row.method, row.settings): row for row in _runs_beside(column, part, order)}
+            yield from (found[key] for key in dict.fromkeys(order) if key in found)
 
 
-def _beside_part(column: Column, part: Mapping[str, Any]) -> Iterator[Beside]:
-    conditions = flatten(part["with"])
+def _runs_beside(column: Column, part: Settings, order: list[tuple[str, str]]) -> Iterator[Beside]:
+    conditions = flatten(part.get("with", {}))
     last = conditions.pop("round", None)
-    order = [_named(column, figure) for figure in column.figures]
-    if all("." in name for name in column.varied):
-        order.append((REFERENCE, ""))
-    found: dict[tuple[str, str], Beside] = {}
+    rows: dict[tuple[str, str], str] = {}
     for name in part["sets"]:
-        own: dict[tuple[str, str], Beside] = {}
         for label, runs in compared(name).groups.items():
             settings = runs[0].settings
             figure = column.figure_of(settings)
-            is_local = figure is None and settings["strategy"] == REFERENCE
-            if not (figure or is_local) or not _has(settings, conditions):
+            key = column.row_of(figure) if figure else (settings["strategy"], "")
+            # Settings that a method does not read do not count.
+            fits = all(settings.get(name, value) == value for name, value in conditions.items())
+            # `local` of a second set is that of the first again.
+            if not fits or not (figure or key[0] == REFERENCE) or rows.get(key, name) != name:
                 continue
-            row = _row(column, part["data"], label, runs, figure, last, compared(name))
-            key = row.method, row.settings
-            if own.setdefault(key, row) is not row and key in order:
+            if key in rows and key in order:
                 raise ValueError(f"{name} has several runs for {label} of {part['data']}.")
-        # `local` of a second set is that of the first again.
-        found = {**own, **found}
-    yield from (found[key] for key in dict.fromkeys(order) if key in found)
+            rows[key] = name
+            accuracies = [100 * run.accuracy_at(last) for run in runs]
+            own, theirs = gains(compared(name), label, last), figure[ACCURACY] if figure else None
+            yield Beside(column.table, part["data"], *key, runs, accuracies, own, theirs)
 
 
-def _has(settings: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
-    """Return whether settings meet conditions; those that a method does not read do not count."""
-    return all(settings.get(name, value) == value for name, value in conditions.items())
-
-
-def _named(column: Column, settings: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the method, and the settings that tell its figures apart."""
-    named = [
-        f"{name.rpartition('.')[2]}={settings[name]}" for name in column.varied if name in settings
-    ]
-    return settings["strategy"], ", ".join(named)
-
-
-def _row(
-    column: Column,
-    data: str,
-    label: str,
-    runs: list[PublishedRun],
-    figure: dict[str, Any] | None,
-    last: int | None,
-    comparison: Comparison,
-) -> Beside:
-    method, settings = _named(column, figure or {"strategy": REFERENCE})
-    return Beside(
-        column.table,
-        data,
-        method,
-        settings,
-        runs,
-        [100 * run.accuracy_at(last) for run in runs],
-        gains(comparison, label, last),
-        figure[ACCURACY] if figure else None,
-    )
-
-
-def paper_rows() -> list[dict[str, Any]]:
-    """Return the rows of the table ``papers``."""
-    return [
-        {
-            "paper": file.stem,
-            "table": row.table,
-            "data": row.data,
-            "method": row.method,
-            "settings": row.settings,
-            "seeds": len(row.runs),
-            **mean_and_spread("ours", row.accuracies),
-            **in_points("gain", effect_of(row.gains) if row.gains else None),
-            "theirs": row.theirs,
-            "difference": np.nan
-            if row.theirs is None
-            else round(mean(row.accuracies) - row.theirs, 4),
-            **makers(row.runs),
-        }
-        for file in sorted(PAPERS.glob("*.toml"))
-        for row in beside(file.stem)
-    ]
-
-
-# ---- Own runs beside a paper -----------------------------------------------------------------
+def paper_rows() -> Iterator[dict[str, Any]]:
+    """Yield the rows of the table ``papers``."""
+    for paper in sorted(file.stem for file in PAPERS.glob("*.toml")):
+        for row in beside(paper):
+            theirs = np.nan if row.theirs is None else row.theirs
+            yield {
+                "paper": paper,
+                **{key: getattr(row, key) for key in ("table", "data", "method", "settings")},
+                "seeds": len(row.runs),
+                **mean_and_spread("ours", row.accuracies),
+                **in_points("gain", effect_of(row.gains) if row.gains else None),
+                "theirs": theirs,
+                "difference": round(mean(row.accuracies) - theirs, 4),
+                **makers(row.runs),
+            }
 
 
 def beside_paper(comparison: Comparison, paper: str, table: str) -> str:
-    """Return own runs beside a paper's numbers, in Markdown.
-
-    Parameters
-    ----------
-    comparison : Comparison
-        Own runs.
-    paper, table : str
-        A file of ``papers``, and one of its tables, such as ``Table 2``.
+    """Return own runs beside the numbers of one of a paper's tables, in Markdown.
 
     Raises
     ------

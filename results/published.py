@@ -1,9 +1,7 @@
 """Publish finished runs in the folder ``runs``, and read them again.
 
-A file has the sets whose names start alike: ``runs/transfer.jsonl.xz`` has ``transfer/kt-pfl``. It
-has JSON lines, compressed by xz. The first line of a set has the settings that all its runs share,
-each further line a run: its other settings, mean accuracy by round, the accuracy of every client
-after the last round and of every new client, traffic, seconds, and what made it.
+``runs/transfer.jsonl.xz`` has the sets whose names start so, such as ``transfer/kt-pfl``, as JSON
+lines. The first line of a set has the settings that all its runs share, each further line a run.
 """
 
 import functools
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 import fedkd_flwr
 from fedkd_flwr import Run
@@ -27,70 +24,19 @@ from fedkd_flwr.analysis.significance import Effect, effects_of
 from strategies.core.new_clients import NEW_CLIENTS
 
 PUBLISHED = Path(__file__).parent / "runs"
-TRAFFIC = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")
-"""Columns that are summed over rounds."""
-
-MEANS = ("moved_private", "moved_public")
-"""Columns whose mean over clients is stored: how far a round moves a client's weights."""
-
-USERS = ("global_accuracy", "teacher_accuracy", "lambda", "temperature", "teacher_round")
-"""PersFL's columns of each client after the last round."""
-
+TOTALS = ("bytes_up", "bytes_down", "numbers_up", "numbers_down", "seconds")
+STEPS = "gradient_steps"
+"""Only newer runs have counted them."""
 GUARDED = (
-    "safeguarded_correct",
-    "private_correct",
-    "safeguarded_lost",
-    "method_lost",
-    "safeguard_weight",
-)
-"""Columns of each client with a safeguard after the last round; the weight has four digits."""
-
+    "safeguarded_correct", "private_correct", "safeguarded_lost", "method_lost", "safeguard_weight",
+)  # fmt: skip
+"""Columns of each client with a safeguard after the last round."""
 MADE_BY = (
-    "project",
-    "versions",
-    "processor",
-    "vector_extensions",
-    "device",
-    "torch_threads",
-    "started",
-)
+    "project", "versions", "processor", "vector_extensions", "device", "torch_threads", "started",
+)  # fmt: skip
 """Parts of ``config.json`` that say what made a run besides its settings."""
 
-
-def makers(runs: Iterable[Run]) -> dict[str, str]:
-    """Return the versions and commits that made some runs; a plus marks changed files."""
-    projects = [run.description.get("project") or {} for run in runs]
-    commits = [
-        one["commit"][:8] + ("+" if one.get("modified") else "")
-        for one in projects
-        if one.get("commit")
-    ]
-    return {
-        "version": " ".join(dict.fromkeys(one["version"] for one in projects if one)),
-        "commit": " ".join(dict.fromkeys(commits)) or "not recorded",
-    }
-
-
-# ---- The file ---------------------------------------------------------------------------
-
-
-def file_of(name: str, folder: Path = PUBLISHED) -> Path:
-    """Return the file of a set, which the part of its name before the slash names."""
-    return folder / f"{name.partition('/')[0]}.jsonl.xz"
-
-
-def read_lines(file: Path) -> list[str]:
-    """Return the lines of a file of runs; a file that does not exist has none."""
-    return lzma.decompress(file.read_bytes()).decode().splitlines() if file.exists() else []
-
-
-def write_lines(lines: Sequence[str], file: Path) -> None:
-    """Write a file of runs. Equal lines give equal bytes: no time is stored."""
-    file.parent.mkdir(exist_ok=True)
-    file.write_bytes(lzma.compress("".join(f"{line}\n" for line in lines).encode()))
-
-
-# ---- From runs to lines -----------------------------------------------------------------
+# ---- Writing -------------------------------------------------------------------------------
 
 
 def published(run: Run) -> dict[str, Any]:
@@ -103,10 +49,7 @@ def published(run: Run) -> dict[str, Any]:
     """
     if isinstance(run, PublishedRun):
         return {**run.kept, "settings": run.settings}
-    evaluated = run.rounds["accuracy_mean"].notna()
-    rounds = run.rounds[evaluated]
-    sizes = run.rounds["bytes_up"] + run.rounds["bytes_down"]
-    seconds = run.rounds.filter(regex="^seconds_").sum(axis=1)
+    rounds = run.rounds[run.rounds["accuracy_mean"].notna()]
     clients = run.clients.dropna(subset="accuracy")
     last = clients[clients["round"] == clients["round"].max()].sort_values("partition_id")
     new = new_client_accuracies(run)
@@ -116,85 +59,75 @@ def published(run: Run) -> dict[str, Any]:
             f"{run.path.name} has {len(last)} of {due} clients' results after its last round, "
             "which are all required. Run it again."
         )
-    result = {
+    kept = {
         "settings": defining_settings(run.config),
         "rounds": rounds["round"].tolist(),
         "accuracy_mean": rounds["accuracy_mean"].round(4).tolist(),
         "accuracy_of_clients": last["accuracy"].round(4).tolist(),
         "test_images": last["total"].astype(int).tolist(),
-        **{column: int(run.rounds[column].sum()) for column in TRAFFIC},
-        "bytes_to_round": sizes.cumsum()[evaluated].astype(int).tolist(),
-        "seconds_to_round": seconds.cumsum()[evaluated].round(2).tolist(),
-        "seconds": round(run.summary["seconds"], 1),
-        **_counted(run.summary),
+        **{name: run.summary[name] for name in (*TOTALS, STEPS) if name in run.summary},
         "made_by": {name: run.description[name] for name in MADE_BY if name in run.description},
     }
-    validated = run.rounds["validation_accuracy_mean"].astype(float)
-    if validated[evaluated].notna().all():
-        result["validation_accuracy_mean"] = validated[evaluated].round(4).tolist()
-    users = {name: last[name].round(4).tolist() for name in USERS if name in last}
-    if users:
-        result["users"] = users
+    validated = rounds["validation_accuracy_mean"].astype(float)
+    if validated.notna().all():
+        kept["validation_accuracy_mean"] = validated.round(4).tolist()
     if GUARDED[0] in last:
-        result["safeguards"] = {name: last[name].round(4).tolist() for name in GUARDED}
-    for column in MEANS:
-        if column in run.clients:
-            result[column] = float(f"{run.clients[column].mean():.3g}")
+        kept["safeguards"] = {name: last[name].round(4).tolist() for name in GUARDED}
     if len(new):
-        result["accuracy_of_new_clients"] = {n: round(value, 4) for n, value in new.items()}
-        for column in ("bytes_up", "bytes_down"):
-            result[f"new_{column}"] = run.summary["new_clients"][column]
-    if "epsilon" in run.rounds:
-        result["epsilon"] = round(float(run.rounds["epsilon"].iloc[-1]), 3)
-    if "dp_epsilon_max" in run.rounds:
-        result["dp_epsilon"] = round(float(run.rounds["dp_epsilon_max"].iloc[-1]), 3)
-    return result
+        kept["accuracy_of_new_clients"] = {n: round(value, 4) for n, value in new.items()}
+        for name in ("bytes_up", "bytes_down"):
+            kept[f"new_{name}"] = run.summary["new_clients"][name]
+    for name, column in (("epsilon", "epsilon"), ("dp_epsilon", "dp_epsilon_max")):
+        if column in run.rounds:
+            kept[name] = round(float(run.rounds[column].iloc[-1]), 3)
+    return kept
 
 
-def _counted(summary: dict[str, Any]) -> dict[str, int]:
-    """Return the gradient steps of all clients, where a run has counted them."""
-    steps = summary.get("gradient_steps")
-    return {} if steps is None else {"gradient_steps": steps}
+def file_of(name: str, folder: Path = PUBLISHED) -> Path:
+    """Return the file of a set."""
+    return folder / f"{name.partition('/')[0]}.jsonl.xz"
 
 
-def lines_of(name: str, runs: Sequence[Run]) -> list[str]:
-    """Return the lines of a set: its shared settings, then one line a run."""
-    found = [published(run) for run in runs]
-    shared = {
-        key: value
-        for key, value in found[0]["settings"].items()
-        if all(one["settings"].get(key) == value for one in found)
-    }
-    for one in found:
-        one["settings"] = {k: v for k, v in one["settings"].items() if k not in shared}
-    return [json.dumps({"set": name, **line}) for line in [{"shared": shared}, *found]]
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a file of runs; a file that does not exist has none."""
+    return lzma.decompress(file.read_bytes()).decode().splitlines() if file.exists() else []
 
 
 def write_set(name: str, runs: Sequence[Run], folder: Path = PUBLISHED) -> None:
-    """Write a set in place of the set of its name; sets are in alphabetical order."""
-    file = file_of(name, folder)
-    others = [line for line in read_lines(file) if json.loads(line)["set"] != name]
+    """Write a set in place of the set of its name; equal runs give equal bytes."""
+    found, file = [published(run) for run in runs], file_of(name, folder)
+    first, *others = [one["settings"] for one in found]
+    shared = {k: v for k, v in first.items() if all(own.get(k) == v for own in others)}
+    for one in found:
+        one["settings"] = {k: v for k, v in one["settings"].items() if k not in shared}
+    new = [json.dumps({"set": name, **line}) for line in [{"shared": shared}, *found]]
+    kept = [line for line in read_lines(file) if json.loads(line)["set"] != name]
     # The sort is stable, so that the shared settings stay first.
-    write_lines(
-        sorted([*others, *lines_of(name, runs)], key=lambda line: json.loads(line)["set"]), file
-    )
-    _sets.cache_clear()
-    compared.cache_clear()
-    effects.cache_clear()
+    lines = sorted([*kept, *new], key=lambda line: json.loads(line)["set"])
+    folder.mkdir(exist_ok=True)
+    file.write_bytes(lzma.compress("".join(f"{line}\n" for line in lines).encode()))
+    for cached in (_sets, compared, effects):
+        cached.cache_clear()
 
 
-# ---- From lines to runs --------------------------------------------------------------------------
+def publish(runs: Path, name: str, add: bool, folder: Path = PUBLISHED) -> int:
+    """Store a folder of runs as a set, in place of it or added to it; return the set's size."""
+    found = [run for group in fedkd_flwr.compare(runs).groups.values() for run in group]
+    if add:
+        settings = [defining_settings(run.config) for run in found]
+        kept = _sets(file_of(name, folder)).get(name, [])
+        found = [*(run for run in kept if run.settings not in settings), *found]
+        fedkd_flwr.compare(found)  # refuses other splits
+    write_set(name, found, folder)
+    return len(found)
+
+
+# ---- Reading -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PublishedRun(Run):
-    """A published run, which `fedkd_flwr.compare` accepts.
-
-    Attributes
-    ----------
-    kept : dict
-        The line, its settings completed by the shared ones.
-    """
+    """A published run, which `fedkd_flwr.compare` accepts: its line, with the shared settings."""
 
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -220,47 +153,35 @@ class PublishedRun(Run):
         return {"config": self.kept["settings"], **self.kept.get("made_by", {})}
 
     @cached_property
-    def rounds(self) -> pd.DataFrame:
-        """One row per evaluated round; traffic and seconds include the rounds before it."""
-        kept, columns = self.kept, {"accuracy_mean": self.accuracies}
-        columns["validation_accuracy_mean"] = kept.get("validation_accuracy_mean")
-        for name, stored in (("bytes_up", "bytes_to_round"), ("seconds_all", "seconds_to_round")):
-            columns[name] = np.diff(kept[stored], prepend=0) if stored in kept else np.nan
-        evaluated = pd.DataFrame({**columns, "bytes_down": 0}, index=kept["rounds"])
-        every = evaluated.reindex(range(1, kept["rounds"][-1] + 1))
-        return every.rename_axis("round").reset_index()
-
-    @cached_property
     def round_rows(self) -> list[dict[str, Any]]:
-        """The same as `rounds`."""
-        rows = self.rounds.astype(object).where(self.rounds.notna(), None)
-        return rows.to_dict("records")
+        """One row per evaluated round."""
+        numbers = self.kept["rounds"]
+        validated = self.kept.get("validation_accuracy_mean", [None] * len(numbers))
+        names = ("round", "accuracy_mean", "validation_accuracy_mean")
+        rows = zip(numbers, self.accuracies, validated, strict=True)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     @cached_property
     def client_rows(self) -> list[dict[str, Any]]:
         """One row per client after the last round."""
-        accuracies = self.kept["accuracy_of_clients"]
+        accuracies, guarded = self.kept["accuracy_of_clients"], self.kept.get("safeguards", {})
         images = self.kept.get("test_images", [None] * len(accuracies))
-        rows = [
-            {"round": self.kept["rounds"][-1], "partition_id": n, "accuracy": a, "total": total}
-            for n, (a, total) in enumerate(zip(accuracies, images, strict=True))
-        ]
-        guarded = self.kept.get("safeguards", {})
-        for n, row in enumerate(rows if guarded else []):
-            row |= {name: values[n] for name, values in guarded.items()}
-            row["correct"] = round(row["accuracy"] * row["total"])
-            for name in ("safeguarded", "private"):
-                row[f"{name}_accuracy"] = row[f"{name}_correct"] / row["total"]
+        rows = []
+        for n, (accuracy, total) in enumerate(zip(accuracies, images, strict=True)):
+            row = {"round": self.kept["rounds"][-1], "partition_id": n, "accuracy": accuracy}
+            row |= {"total": total, **{name: values[n] for name, values in guarded.items()}}
+            if guarded:
+                row["correct"] = round(accuracy * total)
+                for name in ("safeguarded", "private"):
+                    row[f"{name}_accuracy"] = row[f"{name}_correct"] / total
+            rows.append(row)
         return rows
 
     @cached_property
     def further_rows(self) -> dict[str, list[dict[str, Any]]]:
         """The new clients, if there are any."""
-        new = self.kept.get("accuracy_of_new_clients", {})
-        rows = [
-            {"round": self.kept["rounds"][-1], "partition_id": int(n), "accuracy": accuracy}
-            for n, accuracy in new.items()
-        ]
+        last, new = self.kept["rounds"][-1], self.kept.get("accuracy_of_new_clients", {})
+        rows = [{"round": last, "partition_id": int(n), "accuracy": one} for n, one in new.items()]
         return {NEW_CLIENTS: rows} if rows else {}
 
     @property
@@ -272,17 +193,14 @@ class PublishedRun(Run):
     def summary(self) -> dict[str, Any]:
         """Accuracy and spread after the last round and the validation round, and totals."""
         kept, accuracies = self.kept, np.array(self.kept["accuracy_of_clients"])
-        rounds = kept["rounds"][-1]
-        last_round = {
-            "round": rounds,
-            "accuracy_mean": self.accuracies[-1],
-            "accuracy_std": float(accuracies.std()),
-            "accuracy_min": float(accuracies.min()),
-        }
+        spread = {"accuracy_std": float(accuracies.std()), "accuracy_min": float(accuracies.min())}
         validated = kept.get("validation_accuracy_mean")
         best = {"accuracy_mean": self.accuracies[int(np.argmax(validated))]} if validated else None
-        totals = {name: kept.get(name, np.nan) for name in (*TRAFFIC, "seconds")} | _counted(kept)
-        return {"rounds": rounds, "last_round": last_round, "validation_round": best, **totals}
+        rounds = kept["rounds"][-1]
+        last = {"round": rounds, "accuracy_mean": self.accuracies[-1], **spread}
+        totals = {name: kept.get(name, np.nan) for name in TOTALS}
+        totals |= {STEPS: kept[STEPS]} if STEPS in kept else {}
+        return {"rounds": rounds, "last_round": last, "validation_round": best, **totals}
 
     def check(self) -> None:
         """Do nothing, because the whole file was read."""
@@ -302,24 +220,20 @@ def _sets(file: Path) -> dict[str, list[PublishedRun]]:
     return runs
 
 
-def set_names(prefix: str = "", folder: Path = PUBLISHED) -> list[str]:
-    """Return the names of the published sets that start with a prefix."""
-    files = [file_of(prefix, folder)] if "/" in prefix else sorted(folder.iterdir())
-    return [name for file in files for name in _sets(file) if name.startswith(prefix)]
+def set_names(folder: Path = PUBLISHED) -> list[str]:
+    """Return the names of the published sets."""
+    return [name for file in sorted(folder.iterdir()) for name in _sets(file)]
 
 
 def read_set(name: str, folder: Path = PUBLISHED) -> list[PublishedRun]:
-    """Return the runs of a set, in the order of the file.
-
-    Raises
-    ------
-    ValueError
-        If there is no such set.
-    """
+    """Return the runs of a set, in the order of the file."""
     sets = _sets(file_of(name, folder))
     if name not in sets:
         raise ValueError(f"there is no published set {name}")
     return sets[name]
+
+
+# ---- Comparing -----------------------------------------------------------------------------
 
 
 @functools.cache
@@ -337,10 +251,8 @@ def effects(name: str) -> dict[str, Effect]:
 
 def gains(comparison: Comparison, label: str, server_round: int | None = None) -> list[float]:
     """Return the gains of a label's runs after a round, by default their last."""
-    pairs = [
-        (run, comparison.references.of(label, run.config["seed"]))
-        for run in comparison.groups[label]
-    ]
+    own = comparison.groups[label]
+    pairs = [(run, comparison.references.of(label, run.config["seed"])) for run in own]
     return [
         run.accuracy_at(server_round) - local.accuracy_at(server_round or run.kept["rounds"][-1])
         for run, local in pairs
@@ -348,12 +260,22 @@ def gains(comparison: Comparison, label: str, server_round: int | None = None) -
     ]
 
 
-# ---- Numbers of several runs ---------------------------------------------------------------
-
-
 def by_seed(runs: Iterable[PublishedRun]) -> dict[int, float]:
     """Return the accuracy after the last round by seed."""
     return {run.config["seed"]: run.accuracies[-1] for run in runs}
+
+
+# ---- Columns of tables ---------------------------------------------------------------------
+
+
+def makers(runs: Iterable[Run]) -> dict[str, str]:
+    """Return the versions and commits that made some runs; a plus marks changed files."""
+    projects = [run.description.get("project") or {} for run in runs]
+    commits = dict.fromkeys(
+        one["commit"][:8] + "+" * bool(one.get("modified")) for one in projects if one.get("commit")
+    )
+    versions = dict.fromkeys(one["version"] for one in projects if one)
+    return {"version": " ".join(versions), "commit": " ".join(commits) or "not recorded"}
 
 
 def mean(values: Iterable[float], digits: int = 4) -> float:
@@ -372,30 +294,3 @@ def in_points(name: str, effect: Effect | None) -> dict[str, float]:
     values = (effect.gain, effect.low, effect.high) if effect and effect.seeds else [np.nan] * 3
     columns = (name, f"{name}_low", f"{name}_high")
     return {one: round(100 * value, 4) for one, value in zip(columns, values, strict=True)}
-
-
-# ---- The command -----------------------------------------------------------------------
-
-
-def with_others(runs: list[Run], name: str, folder: Path = PUBLISHED) -> list[Run]:
-    """Return the runs, after those of a published set whose settings differ from theirs."""
-    settings = [defining_settings(run.config) for run in runs]
-    kept = read_set(name, folder) if name in set_names(name, folder) else []
-    return [*(run for run in kept if run.settings not in settings), *runs]
-
-
-def publish(runs: Path, name: str, add: bool, folder: Path = PUBLISHED) -> int:
-    """Store a folder of runs as a set, in place of one of its name or added to it.
-
-    Returns
-    -------
-    int
-        How many runs the set has.
-    """
-    found = [run for group in fedkd_flwr.compare(runs).groups.values() for run in group]
-    if add:
-        found = with_others(found, name, folder)
-        # Refuses runs whose splits differ from the stored ones.
-        fedkd_flwr.compare(found)
-    write_set(name, found, folder)
-    return len(found)
