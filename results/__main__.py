@@ -26,8 +26,10 @@ def main() -> None:
 
             publish(Path(stored[0]), stored[1], add=bool(asked.add))
         elif asked.check:
-            if names := [page.name for page in outdated()]:
-                sys.exit(f"{', '.join(names)} differ from the tables; python -m results --pages")
+            if differing := [page.name for page in outdated()]:
+                sys.exit(
+                    f"{', '.join(differing)} differ from the tables; python -m results --pages"
+                )
         else:
             if not asked.pages:
                 make()

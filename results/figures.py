@@ -1,5 +1,6 @@
 """The figures of ``results/figures``: a dot is a published run."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fedkd_flwr.analysis.significance import Effect
 from fedkd_flwr.config.toml_files import load_toml
 from fedkd_flwr.methods import METHODS
 from results.papers import PAPERS, Beside, beside
-from results.published import by_seed, compared
+from results.published import by_seed, compared, groups_of
 
 FIGURES = Path(__file__).parent / "figures"
 PANELS = {
@@ -38,10 +39,10 @@ def gain_over_local() -> Figure:
     grid = figure.subplots(1, len(PANELS), sharex=True, sharey=True)
     for axes, (title, name) in zip(grid, PANELS.items(), strict=True):
         comparison = compared(name)
-        local = by_seed(comparison.groups["local"])
-        gains = pd.DataFrame({method: by_seed(comparison.groups[method]) for method in SHOWN}).sub(
-            pd.Series(local), axis=0
-        )
+        local = by_seed(groups_of(comparison)["local"])
+        gains = pd.DataFrame(
+            {method: by_seed(groups_of(comparison)[method]) for method in SHOWN}
+        ).sub(pd.Series(local), axis=0)
         _draw_gains(axes, 100 * gains, comparison.effects)
         axes.set_title(title, fontsize=11)
     figure.supxlabel("Gain in mean accuracy over local training, in points", fontsize=11)
@@ -58,7 +59,7 @@ def gain_over_local() -> Figure:
 def _draw_gains(axes: Axes, gains: pd.DataFrame, effects: dict[str, Effect]) -> None:
     """Draw a split: a dot for each seed, the mean with its 95% interval, a line at zero."""
     low, high = LIMITS
-    for row, method in enumerate(gains):
+    for row, method in enumerate(map(str, gains)):
         color, effect, seeds = EXCHANGED[METHODS[method].family], effects[method], gains[method]
         inside = seeds[seeds.between(low, high)]
         outside = len(seeds) - len(inside)
@@ -107,9 +108,11 @@ def paper_figure(paper: str) -> Figure:
 
 def _draw_paper(axes: Axes, rows: list[Beside]) -> None:
     seeds = [(value, place) for place, row in enumerate(rows) for value in row.accuracies]
-    axes.scatter(*zip(*seeds, strict=True), s=18, alpha=0.7, lw=0, label="ours, a dot a run")
+    x, y = np.array(seeds).T
+    axes.scatter(x, y, s=18, alpha=0.7, lw=0, label="ours, a dot a run")
     theirs = [(row.theirs, place) for place, row in enumerate(rows) if row.theirs is not None]
-    axes.scatter(*zip(*theirs, strict=True), s=34, marker="D", color="black", label="paper")
+    x, y = np.array(theirs).T
+    axes.scatter(x, y, s=34, marker="D", color="black", label="paper")
     names = [f"{row.method} {row.settings}".strip() for row in rows]
     axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(-0.6, len(rows) - 0.4)
@@ -123,7 +126,7 @@ def _draw_paper(axes: Axes, rows: list[Beside]) -> None:
 MADE: dict[str, Callable[[], Figure]] = {
     "gain-over-local": gain_over_local,
     **{
-        file.stem: lambda paper=file.stem: paper_figure(paper)
+        file.stem: functools.partial(paper_figure, file.stem)
         for file in sorted(PAPERS.glob("*.toml"))
     },
 }

@@ -86,8 +86,8 @@ def number(row: pd.Series, column: str) -> str:
 
 def whole(row: pd.Series, column: str) -> str:
     """Return a number with half of its interval, or a range, where the table has both ends."""
-    low, high = (row.get(f"{column}_{end}") for end in ("low", "high"))
-    if low is None or pd.isna(low):
+    low, high = (row.get(f"{column}_{end}", math.nan) for end in ("low", "high"))
+    if pd.isna(low):
         return number(row, column)
     if column in BYTES:
         return " to ".join(dict.fromkeys((in_bytes(low), in_bytes(high))))
@@ -113,8 +113,8 @@ FORMATS: dict[str, Callable[[pd.Series, str], str]] = {
 """How a cell can be written: by default, without sign, without interval, with spread, …."""
 
 AGGREGATES: dict[str, Callable[[pd.DataFrame, str], str]] = {
-    "max": lambda rows, column: whole(rows.loc[rows[column].idxmax()], column),
-    "min": lambda rows, column: whole(rows.loc[rows[column].idxmin()], column),
+    "max": lambda rows, column: whole(rows.sort_values(column).iloc[-1], column),
+    "min": lambda rows, column: whole(rows.sort_values(column).iloc[0], column),
     "sum": lambda rows, column: f"{rows[column].sum():,.0f}",
     "list": lambda rows, column: _each_once(rows, column, ", "),
     "range": lambda rows, column: _each_once(
@@ -147,7 +147,9 @@ def chosen(table: pd.DataFrame, filters: Iterable[str]) -> pd.DataFrame:
         key, _, value = word.partition("=")
         column = key.removesuffix("!")
         if column not in table:
-            raise SelectorError(f"there is no column {column}; there are {', '.join(table)}")
+            raise SelectorError(
+                f"there is no column {column}; there are {', '.join(map(str, table))}"
+            )
         cells = table[column].map(_as_text)
         values = [value] if (cells == value).any() else value.split(",")
         if unknown := [one for one in values if not (cells == one).any()]:

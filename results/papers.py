@@ -30,6 +30,7 @@ from results.published import (
     PublishedRun,
     compared,
     gains,
+    groups_of,
     in_points,
     makers,
     mean,
@@ -131,7 +132,7 @@ def _runs_beside(column: Column, part: Settings, order: list[tuple[str, str]]) -
     last = conditions.pop("round", None)
     rows: dict[tuple[str, str], str] = {}
     for name in part["sets"]:
-        for label, runs in compared(name).groups.items():
+        for label, runs in groups_of(compared(name)).items():
             settings = runs[0].settings
             figure = column.figure_of(settings)
             key = column.row_of(figure) if figure else (settings["strategy"], "")
@@ -145,7 +146,9 @@ def _runs_beside(column: Column, part: Settings, order: list[tuple[str, str]]) -
             rows[key] = name
             accuracies = [100 * run.accuracy_at(last) for run in runs]
             own, theirs = gains(compared(name), label, last), figure[ACCURACY] if figure else None
-            yield Beside(column.table, part["data"], *key, runs, accuracies, own, theirs)
+            method, named = key
+            place = (column.table, part["data"], method, named)
+            yield Beside(*place, runs, accuracies, own, theirs)
 
 
 def paper_rows() -> Iterator[dict[str, Any]]:

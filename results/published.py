@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 import fedkd_flwr
-from fedkd_flwr import Run
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.evaluations import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.analysis.significance import Effect, effects_of
+from fedkd_flwr.runs import Run
 from strategies.core.new_clients import NEW_CLIENTS
 
 PUBLISHED = Path(__file__).parent / "runs"
@@ -53,8 +53,8 @@ def published(run: Run) -> dict[str, Any]:
     clients = run.clients.dropna(subset="accuracy")
     last = clients[clients["round"] == clients["round"].max()].sort_values("partition_id")
     new = new_client_accuracies(run)
-    due = run.config["num-clients"] - len(new)
-    if len(last) != due or last["round"].max() != run.summary["rounds"]:
+    due, summary = run.config["num-clients"] - len(new), run.summary or {}
+    if len(last) != due or last["round"].max() != summary["rounds"]:
         raise ValueError(
             f"{run.path.name} has {len(last)} of {due} clients' results after its last round, "
             "which are all required. Run it again."
@@ -65,7 +65,7 @@ def published(run: Run) -> dict[str, Any]:
         "accuracy_mean": rounds["accuracy_mean"].round(4).tolist(),
         "accuracy_of_clients": last["accuracy"].round(4).tolist(),
         "test_images": last["total"].astype(int).tolist(),
-        **{name: run.summary[name] for name in (*TOTALS, STEPS) if name in run.summary},
+        **{name: summary[name] for name in (*TOTALS, STEPS) if name in summary},
         "made_by": {name: run.description[name] for name in MADE_BY if name in run.description},
     }
     validated = rounds["validation_accuracy_mean"].astype(float)
@@ -76,7 +76,7 @@ def published(run: Run) -> dict[str, Any]:
     if len(new):
         kept["accuracy_of_new_clients"] = {n: round(value, 4) for n, value in new.items()}
         for name in ("bytes_up", "bytes_down"):
-            kept[f"new_{name}"] = run.summary["new_clients"][name]
+            kept[f"new_{name}"] = summary["new_clients"][name]
     for name, column in (("epsilon", "epsilon"), ("dp_epsilon", "dp_epsilon_max")):
         if column in run.rounds:
             kept[name] = round(float(run.rounds[column].iloc[-1]), 3)
@@ -242,6 +242,16 @@ def compared(name: str) -> Comparison:
     return fedkd_flwr.compare(read_set(name))
 
 
+def groups_of(comparison: Comparison) -> dict[str, list[PublishedRun]]:
+    """Return the runs of a comparison of published runs, by label."""
+    return cast(dict[str, list[PublishedRun]], comparison.groups)
+
+
+def reference_of(comparison: Comparison, label: str, run: Run) -> PublishedRun | None:
+    """Return the run of `local` that a run is compared with."""
+    return cast(PublishedRun | None, comparison.references.of(label, run.config["seed"]))
+
+
 @functools.cache
 def effects(name: str) -> dict[str, Effect]:
     """Return the gains of a set's runs over `local` after the same round, or its last."""
@@ -251,8 +261,7 @@ def effects(name: str) -> dict[str, Effect]:
 
 def gains(comparison: Comparison, label: str, server_round: int | None = None) -> list[float]:
     """Return the gains of a label's runs after a round, by default their last."""
-    own = comparison.groups[label]
-    pairs = [(run, comparison.references.of(label, run.config["seed"])) for run in own]
+    pairs = [(run, reference_of(comparison, label, run)) for run in groups_of(comparison)[label]]
     return [
         run.accuracy_at(server_round) - local.accuracy_at(server_round or run.kept["rounds"][-1])
         for run, local in pairs

@@ -29,11 +29,13 @@ from results.published import (
     by_seed,
     compared,
     effects,
+    groups_of,
     in_points,
     makers,
     mean,
     mean_and_spread,
     read_set,
+    reference_of,
     set_names,
 )  # fmt: skip
 
@@ -80,14 +82,17 @@ def run_columns(label: str, runs: Sequence[PublishedRun], effect: Effect | None)
         "p": float(f"{effect.p_holm:.6g}") if effect else np.nan,
         "verdict": str(effect.outcome) if effect and effect.seeds else "",
         "steps": steps_of(runs),
-        "bytes": mean((run.summary["bytes_up"] + run.summary["bytes_down"] for run in runs), 0),
+        "bytes": mean(
+            (run.kept.get("bytes_up", np.nan) + run.kept.get("bytes_down", np.nan) for run in runs),
+            0,
+        ),
         **makers(runs),
     }
 
 
 def set_rows(name: str) -> list[Row]:
     """Return the rows of a set, the best method first."""
-    groups = compared(name).groups.items()
+    groups = groups_of(compared(name)).items()
     return [run_columns(label, runs, effects(name).get(label)) for label, runs in groups]
 
 
@@ -115,9 +120,10 @@ def sets() -> list[Row]:
 def _measured_rows(name: str) -> list[Row]:
     """Return the rows of a set with traffic up and down, epsilons and validation accuracy."""
     rows = []
-    for row, runs in zip(set_rows(name), compared(name).groups.values(), strict=True):
+    for row, runs in zip(set_rows(name), groups_of(compared(name)).values(), strict=True):
         up, down = (
-            mean((run.summary[f"bytes_{way}"] for run in runs), 0) for way in ("up", "down")
+            mean((run.kept.get(f"bytes_{way}", np.nan) for run in runs), 0)
+            for way in ("up", "down")
         )
         epsilons = {n: max(r.kept.get(n, np.nan) for r in runs) for n in ("epsilon", "dp_epsilon")}
         last = [run.kept.get("validation_accuracy_mean", [np.nan])[-1] for run in runs]
@@ -133,12 +139,16 @@ def kinds() -> Iterator[Row]:
     for name in ESTIMATORS:
         comparison = compared(name)
         models = str(read_set(name)[0].settings["models"]).split(",")
-        tested = {k: v for k, v in comparison.groups.items() if k not in comparison.references}
+        tested = {k: v for k, v in groups_of(comparison).items() if k not in comparison.references}
         for (place, model), (label, runs) in itertools.product(enumerate(models), tested.items()):
-            pairs = [(run, comparison.references.of(label, run.config["seed"])) for run in runs]
+            pairs = [(run, reference_of(comparison, label, run)) for run in runs]
             reached, alone = np.array(
                 [
-                    [np.mean(one.kept["accuracy_of_clients"][place :: len(models)]) for one in pair]
+                    [
+                        np.mean(one.kept["accuracy_of_clients"][place :: len(models)])
+                        for one in pair
+                        if one
+                    ]
                     for pair in pairs
                 ]
             ).T
@@ -157,11 +167,14 @@ def kinds() -> Iterator[Row]:
 def new_clients() -> Iterator[Row]:
     """Yield what each method gives clients that join after the training."""
     comparison = compared(NEW_CLIENTS)
-    reached = comparison.results.pivot(index="method", columns="seed", values="new_accuracy")
+    table = comparison.results.pivot(index="method", columns="seed", values="new_accuracy")
+    reached = {str(label): np.array(table.loc[label], dtype=float) for label in table.index}
     better = comparison.results.groupby("method", sort=False)["new_beats_local"].mean()
-    for row, (label, runs) in zip(set_rows(NEW_CLIENTS), comparison.groups.items(), strict=True):
+    for row, (label, runs) in zip(
+        set_rows(NEW_CLIENTS), groups_of(comparison).items(), strict=True
+    ):
         reference = comparison.references.setting_for(label)
-        gain = effect_of(reached.loc[label] - reached.loc[reference]) if reference else None
+        gain = effect_of(reached[label] - reached[reference]) if reference else None
         new = len(runs[0].kept["accuracy_of_new_clients"])
         traffic = [(run.kept["new_bytes_up"] + run.kept["new_bytes_down"]) / new for run in runs]
         count = new * len(runs)
@@ -169,7 +182,7 @@ def new_clients() -> Iterator[Row]:
             "method": row["method"],
             "rounds": runs[0].settings["new-client-rounds"],
             "seeds": len(runs),
-            "new": mean(100 * reached.loc[label]),
+            "new": mean(100 * reached[label]),
             **in_points("new_gain", gain),
             "better_off": f"{better[label] * count:.0f} of {count}" if reference else "",
             **{key: row[key] for key in ("gain", "gain_low", "gain_high")},
@@ -198,8 +211,8 @@ def benchmark() -> Iterator[Row]:
             verdict = {"verdict_steps": str(equal.outcome) if equal else ""}
             gain = in_points("gain_steps", equal)
             yield {**place, **row, **gain, **verdict, "leads": led[row["method"]]}
-        usual = by_seed(compared(f"{TUNED}-{end}").groups[REFERENCE])
-        for runs in compared(f"{STEPS}-{end}").groups.values():
+        usual = by_seed(groups_of(compared(f"{TUNED}-{end}"))[REFERENCE])
+        for runs in groups_of(compared(f"{STEPS}-{end}")).values():
             effect = effect_of([run.accuracies[-1] - usual[run.config["seed"]] for run in runs])
             row = run_columns(f"{REFERENCE} ({steps_of(runs):.0f} steps)", runs, effect)
             yield {**place, **row, "p": np.nan, "verdict": ""}
@@ -212,8 +225,8 @@ def over_equal_steps(end: str) -> dict[str, Effect]:
     Verdicts of methods with more steps than `local` are corrected for these methods; the others
     have the verdict of the tuned table. A method with more steps than any `local` is an error.
     """
-    tuned, gains = compared(f"{TUNED}-{end}").groups, {}
-    longer = sorted(compared(f"{STEPS}-{end}").groups.values(), key=steps_of)
+    tuned, gains = groups_of(compared(f"{TUNED}-{end}")), {}
+    longer = sorted(groups_of(compared(f"{STEPS}-{end}")).values(), key=steps_of)
     for label, runs in tuned.items():
         if (steps := steps_of(runs)) > steps_of(tuned[REFERENCE]):
             rival = by_seed(next(own for own in longer if steps_of(own) >= steps))
@@ -241,7 +254,8 @@ def answers() -> Iterator[Row]:
             for data, name in (("Fashion-MNIST", "fmnist"), ("CIFAR-10", "cifar10")):
                 for part, side in itertools.product(("", "_steps"), ("", "_low", "_high")):
                     row[f"{name}{part}{side}"] = found.loc[data, f"gain{part}{side}"]
-            low, high, steps = *found["bytes"].agg(["min", "max"]), found["steps"].mean()
+            low, high = found["bytes"].min(), found["bytes"].max()
+            steps = found["steps"].mean()
             yield {**row, "bytes_low": low, "bytes_high": high, "steps": round(steps)}
 
 
@@ -309,7 +323,8 @@ def safeguard() -> Iterator[Row]:
     for one, other in (("method", "alone"), ("safeguarded", "guarded")):
         names |= {f"{one}{side}": f"{other}{side}" for side in ("", "_low", "_high")}
     for name in itertools.chain(*SIDES.values()):
-        for (_, method), row in guarded(name).table.iterrows():
+        table = guarded(name).table
+        for (_, method), row in zip(table.index.tolist(), table.to_dict("records"), strict=True):
             numbers = {new: round(100 * row[old], 4) for old, new in names.items()}
             yield {"set": name, "method": method, "seeds": int(row["seeds"]), **numbers}
 
