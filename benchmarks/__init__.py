@@ -1,4 +1,4 @@
-"""Benchmarks that compare this project's cost with a reference: ``python -m benchmarks``.
+"""Benchmarks that compare costs with a reference: ``python -m benchmarks``.
 
 Seconds depend on the machine. Each benchmark therefore times two tasks alternately, in one process
 on one machine, and targets are set on their ratio. Everything runs on one thread. A figure is the

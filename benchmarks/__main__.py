@@ -1,7 +1,6 @@
 """Run benchmarks and print a table of ratios: ``python -m benchmarks [NAME ...] [--json FILE]``.
 
-The exit status is 1 if a target is missed. ``gpu`` and ``published`` are commands of their own,
-with options of their own: see `COMMANDS`.
+The exit status is 1 if a target is missed. ``published`` is a command with options of its own.
 """
 
 import os
@@ -20,28 +19,17 @@ from benchmarks.table import table_of
 
 BENCHMARKS = {
     "starting": "benchmarks.starting:measure",
-    "decoding": "benchmarks.decoding:measure",
     "rounds": "benchmarks.rounds:measure",
-    "large-network": "benchmarks.rounds:measure_large",
-    "flower-example": "benchmarks.flower_example:measure",
-    "server": "benchmarks.server:measure",
-    "large-server": "benchmarks.server:measure_large",
-    "wire": "benchmarks.wire:measure",
-    "memory": "benchmarks.memory:measure",
-    "many-clients": "benchmarks.many_clients:measure",
-    "scale": "benchmarks.scale:measure",
     "cohort": "benchmarks.cohort:measure",
-    "messages": "benchmarks.simulation:measure_messages",
-    "order": "benchmarks.order:measure",
-    "simulation": "benchmarks.simulation:measure_long_rounds",
-    "sweeps": "benchmarks.sweeps:measure",
+    "large-network": "benchmarks.rounds:measure_large",
+    "gpu": "benchmarks.gpu:measure",
 }
 """The function of each benchmark, by name; imported when it runs."""
 
-LONG = ("large-network", "large-server", "scale", "order", "simulation", "sweeps")
-"""Benchmarks that take several minutes each. They run only if named, or with ``--all``."""
+NAMED = ("large-network", "gpu")
+"""Benchmarks that take minutes or need a GPU. They run only if named."""
 
-COMMANDS = {"gpu": "benchmarks.gpu:app", "published": "benchmarks.published:app"}
+COMMANDS = {"published": "benchmarks.published:app"}
 """Commands with options of their own, for real data; imported when they run."""
 
 Measure = Callable[[], Iterable[Result]]
@@ -57,11 +45,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Benchmarks to run. Default: all except {', '.join(LONG)}."),
+        typer.Argument(help=f"Benchmarks to run. Default: all except {', '.join(NAMED)}."),
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Run all benchmarks: 15 minutes more on an idle machine.")
-    ] = False,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -71,8 +56,8 @@ def main(
         ),
     ] = None,
 ) -> None:
-    """Run the named benchmarks, or all short ones if none is named."""
-    names = names or [name for name in BENCHMARKS if everything or name not in LONG]
+    """Run the named benchmarks, or all others if none is named."""
+    names = names or [name for name in BENCHMARKS if name not in NAMED]
     measures = select_benchmarks(names)
     if file:
         check_file(file)
@@ -127,5 +112,4 @@ if __name__ == "__main__":
     os.environ |= dict.fromkeys(THREADS, "1")  # read when the libraries are first imported
     for name in {*sys.argv[1:2]} & COMMANDS.keys():
         resolve_name(COMMANDS[name])(sys.argv[2:], prog_name=f"python -m benchmarks {name}")
-    os.environ["FEDKD_CACHE"] = "off"  # do not cache random images
     app()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.images import SOURCE
+from benchmarks.images import CLASSES, SHAPE, random_samples
 from benchmarks.pairs import Task
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.training.settings import TrainingSettings
@@ -105,7 +105,7 @@ def bare_round(model: str, clients: int, train: int, test: int, public: int) -> 
     """
     public_images, _ = random_samples(public)
     bare_clients = random_clients(model, clients, train, test)
-    teacher = torch.full((public, SOURCE.classes), 1 / SOURCE.classes)
+    teacher = torch.full((public, CLASSES), 1 / CLASSES)
 
     def run_round() -> None:
         predictions = []
@@ -148,7 +148,7 @@ def random_clients(model: str, clients: int, train: int, test: int) -> list[Bare
     """Return clients with random samples and new models."""
     return [
         BareClient(
-            build_model(model, SOURCE.shape, SOURCE.classes),
+            build_model(model, SHAPE, CLASSES),
             *random_samples(train),
             *random_samples(test),
         )
@@ -159,8 +159,3 @@ def random_clients(model: str, clients: int, train: int, test: int) -> list[Bare
 def shuffled(count: int, batch_size: int) -> Sequence[Tensor]:
     """Return the shuffled sample indices of an epoch's batches."""
     return torch.split(torch.randperm(count), batch_size)
-
-
-def random_samples(count: int) -> tuple[Tensor, Tensor]:
-    """Draw random images in [-1, 1] and random classes."""
-    return torch.rand(count, *SOURCE.shape) * 2 - 1, torch.randint(0, SOURCE.classes, (count,))

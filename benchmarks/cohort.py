@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from benchmarks.bare import TRAINING, random_samples
-from benchmarks.images import SOURCE
+from benchmarks.bare import TRAINING
+from benchmarks.images import CLASSES, SHAPE, random_samples
 from benchmarks.pairs import Result, time_alternately
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
@@ -54,7 +54,7 @@ class Clients:
     def build(cls, model: str, clients: int, samples: int, device: str) -> "Clients":
         """Build clients with `samples` random training samples each."""
         search_space = ModelSettings().search_space
-        architecture = Architecture(model, SOURCE.shape, SOURCE.classes, search_space, device)
+        architecture = Architecture(model, SHAPE, CLASSES, search_space, device)
         models = [architecture.build().to(device) for _ in range(clients)]
         drawn = [random_samples(samples) for _ in range(clients)]
         data = [(images.to(device), labels.to(device)) for images, labels in drawn]

@@ -19,15 +19,8 @@ from flwr.simulation import run_simulation
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.published import (
-    A_ROUND,
-    BATCH_SIZE,
-    LEARNING_RATE,
-    TEST_EVERY,
-    WEIGHT_DECAY,
-    figures,
-    logistic_regression,
-)
+from benchmarks import published
+from benchmarks.published import Figures, figures, logistic_regression
 
 
 class FedAvgWithTests(FedAvg):
@@ -37,20 +30,20 @@ class FedAvgWithTests(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of a test."""
-        if server_round % TEST_EVERY:
+        if server_round % published.TEST_EVERY:
             return []
         return super().configure_evaluate(server_round, arrays, config, grid)
 
 
-def run_flower(folder: Path, rounds: int, a_round: int = A_ROUND) -> dict[str, float]:
+def run_flower(folder: Path, rounds: int) -> Figures:
     """Simulate with one core per client; see `benchmarks.published.figures`.
 
     Parameters
     ----------
     folder : Path
         What `benchmarks.published.write_clients` wrote.
-    rounds, a_round : int
-        Number of rounds, and of clients that train in each.
+    rounds : int
+        Number of rounds.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
     clients = len(mapped(folder, "train_labels"))
@@ -60,7 +53,7 @@ def run_flower(folder: Path, rounds: int, a_round: int = A_ROUND) -> dict[str, f
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = FedAvgWithTests(fraction_train=a_round / clients)
+        strategy = FedAvgWithTests(fraction_train=published.A_ROUND / clients)
         initial = ArrayRecord(logistic_regression().state_dict())
         result = strategy.start(
             grid,
@@ -91,7 +84,9 @@ def client_app_for(folder: Path) -> ClientApp:
     @client_app.train()
     def train(message: Message, context: Context) -> Message:
         samples, model = own_samples(folder, "train", context), received(message)
-        loss = train_epoch(model, DataLoader(samples, batch_size=BATCH_SIZE, shuffle=True))
+        loss = train_epoch(
+            model, DataLoader(samples, batch_size=published.BATCH_SIZE, shuffle=True)
+        )
         metrics = MetricRecord({"loss": loss, "num-examples": len(samples)})
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
         return Message(content=content, reply_to=message)
@@ -129,7 +124,9 @@ def own_samples(folder: Path, split: str, context: Context) -> TensorDataset:
 def train_epoch(model: nn.Module, batches: DataLoader[tuple[Tensor, ...]]) -> float:
     """Train for an epoch and return the loss of the last batch."""
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=published.LEARNING_RATE, weight_decay=published.WEIGHT_DECAY
+    )
     for images, labels in batches:
         optimizer.zero_grad()
         loss = criterion(model(images), labels)

@@ -1,59 +1,37 @@
-"""Random images in the format of Fashion-MNIST, so that no benchmark downloads data."""
+"""Random images of the shape of MNIST, so that no benchmark downloads data."""
 
-import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
-from PIL import Image
+import torch
+from torch import Tensor
 
-from fedkd_flwr.data.registry import DATASETS
-
-NAME = "fashion-mnist"
-"""The imitated data set."""
-
-SOURCE = DATASETS[NAME]
-"""Image shape, number of classes and column names."""
+SHAPE, CLASSES = (1, 28, 28), 10
 
 
-def write_random_images(root: Path, samples: int) -> Path:
-    """Write a data root with one Parquet file of random images, and return that file.
+def random_samples(count: int) -> tuple[Tensor, Tensor]:
+    """Draw random images in [-1, 1] and random classes."""
+    return torch.rand(count, *SHAPE) * 2 - 1, torch.randint(0, CLASSES, (count,))
+
+
+def settings_for(model: str, clients: int, samples: int, **further: Any) -> dict[str, Any]:
+    """Return settings for clients of equal size, on random images and one CPU thread.
 
     Parameters
     ----------
-    root : Path
-        An existing folder.
+    model : str
+        Architecture of every client.
+    clients : int
+        Number of clients.
     samples : int
-        Number of images; each has a random class.
+        Images in all, each with a random class.
+    **further
+        More settings.
     """
     generator = np.random.default_rng(0)
-    pixels = generator.integers(0, 256, (samples, *SOURCE.shape[1:]), dtype=np.uint8)
-    table = pa.table(
-        {
-            SOURCE.image_column: [{"bytes": png(image), "path": None} for image in pixels],
-            SOURCE.label_column: generator.integers(0, SOURCE.classes, samples).tolist(),
-        }
-    )
-    file = root / SOURCE.hub_id / "train.parquet"
-    file.parent.mkdir(parents=True)
-    pyarrow.parquet.write_table(table, file)
-    return file
-
-
-def png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Encode one grayscale image, (height, width)."""
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return file.getvalue()
-
-
-def settings_for(root: Path, model: str, clients: int, **further: Any) -> dict[str, Any]:
-    """Return a flat run config for clients of equal size, on random images and one CPU thread."""
+    pixels = generator.integers(0, 256, (samples, *SHAPE), dtype=np.uint8)
     return {
-        "dataset": NAME,
-        "data-root": str(root),
+        "dataset": (pixels, generator.integers(0, CLASSES, samples)),
         "partition": "iid",
         "client-split": "75/0/25",
         "models": model,

@@ -32,7 +32,7 @@ class Result:
     ratio : float
         The measured value divided by the baseline.
     at_most, at_least : float
-        The target: limits of the ratio. Infinity and 0 mean no target.
+        The target: limits of the ratio, None for no limit.
     unit : str
         The unit of both medians.
     """
@@ -42,19 +42,19 @@ class Result:
     measured: float
     baseline: float
     ratio: float
-    at_most: float = math.inf
-    at_least: float = 0.0
+    at_most: float | None = None
+    at_least: float | None = None
     unit: str = "s"
 
     @property
     def misses_target(self) -> bool:
         """Whether the ratio misses the target."""
-        return not self.at_least <= self.ratio <= self.at_most
+        return not (self.at_least or 0) <= self.ratio <= (self.at_most or math.inf)
 
     @property
     def target(self) -> str:
         """The target in words, or an empty string without a target."""
-        if math.isfinite(self.at_most):
+        if self.at_most:
             return f"at most {self.at_most:g}"
         return f"at least {self.at_least:g}" if self.at_least else ""
 
@@ -69,8 +69,8 @@ def time_alternately(
     task: Task,
     baseline_name: str,
     baseline: Task,
-    at_most: float = math.inf,
-    at_least: float = 0.0,
+    at_most: float | None = None,
+    at_least: float | None = None,
     repetitions: int = REPETITIONS,
 ) -> Result:
     """Time two tasks alternately, after one untimed run of each.
@@ -96,8 +96,8 @@ def summarize(
     name: str,
     baseline_name: str,
     pairs: Sequence[Pair],
-    at_most: float = math.inf,
-    at_least: float = 0.0,
+    at_most: float | None = None,
+    at_least: float | None = None,
 ) -> Result:
     """Summarize repetitions by their medians.
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -25,6 +24,7 @@ import typer
 from rich.console import Console
 from torch import Tensor, nn
 
+from benchmarks.images import CLASSES, SHAPE
 from benchmarks.pairs import Result, summarize
 from benchmarks.records import Record, current_conditions, save_record
 from benchmarks.table import table_of
@@ -34,33 +34,15 @@ from fedkd_flwr.data.clients import load_client
 CLIENTS, A_ROUND, ROUNDS, TEST_EVERY = 1_000, 10, 100, 20
 LEARNING_RATE, BATCH_SIZE, WEIGHT_DECAY = 0.03, 10, 0.001
 
-SHAPE, CLASSES = (1, 28, 28), 10
-
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 """Arrays of all clients, one file each: the client is the first dimension."""
 
 ENGINES = ("fedkd", "flower")
 
+Figures = dict[str, float]
+"""Seconds of the ``whole`` process and of ``a_round``, and the ``accuracy`` over all clients."""
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One run in a process of its own.
-
-    Attributes
-    ----------
-    whole : float
-        Seconds from the start of the process to its end.
-    a_round : float
-        Median seconds of a round, from the second round. Most rounds do not test.
-    accuracy : float
-        Mean of all clients on their test images, of the last model that was tested.
-    """
-
-    whole: float
-    a_round: float
-    accuracy: float
 
 
 def logistic_regression(shape: Sequence[int] = SHAPE, classes: int = CLASSES) -> nn.Module:
@@ -74,35 +56,29 @@ def main(
         str, typer.Option(help="Folder of the data sets by hub id; by default they are downloaded.")
     ] = "",
     rounds: Annotated[int, typer.Option(min=TEST_EVERY, help="Rounds of each run.")] = ROUNDS,
-    repetitions: Annotated[int, typer.Option(min=1, help="Runs of each.")] = 1,
     file: Annotated[
         Path | None,
         typer.Option("--json", dir_okay=False, help="Write the rows to this file."),
     ] = None,
 ) -> None:
-    """Run this project and Flower's simulation alternately, and print a table of ratios."""
+    """Run Flower's simulation, then this project, and print a table of ratios."""
     conditions = current_conditions(["published"])
     with TemporaryDirectory() as name:
         folder = Path(name)
         write_clients(settings_for(data_root), CLIENTS, folder)
-        pairs = [
-            (measured("flower", folder, rounds), measured("fedkd", folder, rounds))
-            for _ in range(repetitions)
-        ]
-    results = rows(pairs, rounds)
+        theirs, ours = (measured(engine, folder, rounds) for engine in ("flower", "fedkd"))
+    results = rows(theirs, ours, rounds)
     Console(width=120).print(table_of(results, str(conditions)))
-    for engine, runs in zip(("flower", "fedkd"), zip(*pairs, strict=True), strict=True):
-        typer.echo(f"accuracy of {engine}: {', '.join(f'{run.accuracy:.1%}' for run in runs)}")
+    typer.echo(f"accuracy of Flower {theirs['accuracy']:.1%}, here {ours['accuracy']:.1%}")
     if file:
         for result in results:
             save_record(Record(result, conditions), file)
 
 
-def rows(pairs: Sequence[tuple[Measured, Measured]], rounds: int) -> list[Result]:
-    """Return the rows of the table; each pair is Flower's run and this project's."""
+def rows(theirs: Figures, ours: Figures, rounds: int) -> list[Result]:
+    """Return the rows of the table, of Flower's run and this project's."""
     name = "logistic regression, 1,000 clients, 10 a round, Flower's simulation"
-    whole = [(theirs.whole, ours.whole) for theirs, ours in pairs]
-    a_round = [(theirs.a_round, ours.a_round) for theirs, ours in pairs]
+    whole, a_round = ([(theirs[part], ours[part])] for part in ("whole", "a_round"))
     return [
         summarize(f"{name}: {rounds} rounds", "this project", whole, at_least=20.0),
         summarize(f"{name}: a round of training", "this project", a_round),
@@ -143,22 +119,16 @@ def write_clients(settings: Mapping[str, Any], clients: int, folder: Path) -> No
         np.save(folder / f"{part}.npy", torch.stack(samples).numpy())
 
 
-def measured(engine: str, folder: Path, rounds: int) -> Measured:
-    """Run in a new process.
-
-    Raises
-    ------
-    subprocess.CalledProcessError
-        If the run fails.
-    """
+def measured(engine: str, folder: Path, rounds: int) -> Figures:
+    """Return the figures of a run in a new process, with the seconds of the ``whole`` process."""
     command = [sys.executable, "-m", "benchmarks.published", engine, str(folder), str(rounds)]
     started_at = time.perf_counter()
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     whole = time.perf_counter() - started_at
-    return Measured(whole=whole, **json.loads(answer.splitlines()[-1]))
+    return {"whole": whole, **json.loads(answer.splitlines()[-1])}
 
 
-def run_here(folder: Path, rounds: int) -> dict[str, float]:
+def run_here(folder: Path, rounds: int) -> Figures:
     """Run this project in this process; see `figures`."""
     import fedkd_flwr
 
@@ -173,16 +143,8 @@ def run_here(folder: Path, rounds: int) -> dict[str, float]:
     return figures(ends, run.summary["last_round"]["accuracy_mean"])
 
 
-def figures(ends: Sequence[float], accuracy: float) -> dict[str, float]:
-    """Return the attributes of `Measured` that a run itself knows.
-
-    Parameters
-    ----------
-    ends : sequence of float
-        When each round ended, in seconds.
-    accuracy : float
-        Of the last model that was tested.
-    """
+def figures(ends: Sequence[float], accuracy: float) -> Figures:
+    """Return the median seconds of a round, of when each ended, and the last tested accuracy."""
     return {"a_round": float(np.median(np.diff(ends))), "accuracy": accuracy}
 
 

@@ -4,7 +4,6 @@ A later call replaces only the rows that it measures, so a results page can be u
 """
 
 import json
-import math
 import os
 import platform
 from collections.abc import Sequence
@@ -15,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pairs import Result
-
-DIGITS = 6
-"""Significant digits of stored values."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,8 @@ def save_record(record: Record, file: Path) -> None:
 
     rows = {stored.result.name: stored for stored in read_records(file)}
     rows[record.result.name] = record
-    lines = ",\n".join(json.dumps(_as_json(stored), ensure_ascii=False) for stored in rows.values())
+    values = ({**asdict(row.result), **asdict(row.conditions)} for row in rows.values())
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in values)
     write_text(file, f"[\n{lines}\n]\n")
 
 
@@ -107,24 +104,6 @@ def read_records(file: Path) -> list[Record]:
         raise ValueError(f"{file} does not hold rows of benchmarks") from error
 
 
-def _as_json(record: Record) -> dict[str, Any]:
-    """Return a row as JSON values. JSON has no infinity, so a missing target is null."""
-    result = record.result
-    figures = {name: _rounded(getattr(result, name)) for name in ("measured", "baseline", "ratio")}
-    target = {
-        "at_most": result.at_most if math.isfinite(result.at_most) else None,
-        "at_least": result.at_least or None,
-    }
-    return {**asdict(result), **figures, **target, **asdict(record.conditions)}
-
-
 def _record(line: dict[str, Any]) -> Record:
-    values = dict(line)
-    conditions = {name: values.pop(name) for name in Conditions.__dataclass_fields__}
-    target = {name: values.pop(name) for name in ("at_most", "at_least")}
-    limits = {name: value for name, value in target.items() if value is not None}
-    return Record(Result(**values, **limits), Conditions(**conditions))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+    conditions = {name: line.pop(name) for name in Conditions.__dataclass_fields__}
+    return Record(Result(**line), Conditions(**conditions))

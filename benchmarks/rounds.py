@@ -13,7 +13,7 @@ from typing import Any
 
 import fedkd_flwr
 from benchmarks.bare import bare_round, bare_training
-from benchmarks.images import settings_for, write_random_images
+from benchmarks.images import settings_for
 from benchmarks.pairs import REPETITIONS, Pair, Result, Task, seconds, summarize
 
 PUBLIC = 200
@@ -82,8 +82,8 @@ def round_pairs(
         round_started_at = time.perf_counter()
 
     with TemporaryDirectory() as folder:
-        write_random_images(Path(folder), clients * samples + PUBLIC)
         rounds = {"num-server-rounds": UNTIMED + repetitions, "held-out-size": PUBLIC}
-        settings = settings_for(Path(folder), model, clients, strategy=method, **rounds)
+        images = clients * samples + PUBLIC
+        settings = settings_for(model, clients, images, strategy=method, **rounds)
         fedkd_flwr.run(settings, output_dir=Path(folder) / "run", on_round=on_round)
     return pairs[UNTIMED:]

@@ -4,7 +4,7 @@ import os
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # PyTorch's threads wait for each other spinning, for so long that on a machine with other work to
 # do a run takes several times its time. This is as short as the library itself (libgomp) has it
@@ -16,7 +16,6 @@ _EXPORTS = {
     "run": "fedkd_flwr.engines",
     "resume": "fedkd_flwr.engines",
     "load_model": "fedkd_flwr.export",
-    "personalize": "fedkd_flwr.analysis.personalization",
     "load_run": "fedkd_flwr.runs",
     "compare": "fedkd_flwr.analysis.comparison",
     "client_data": "fedkd_flwr.analysis.samples",
@@ -44,7 +43,6 @@ __all__ = [
     "load_model",
     "load_run",
     "name_objects",
-    "personalize",
     "register",
     "resume",
     "run",

@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -41,7 +40,7 @@ Member = tuple[int, PersonalClient]
 
 INFO = (
     "partition-id", "name", "model", "versions", "public-hash", "classes-hash", "num-clients",
-    "seconds", ANSWERS,
+    ANSWERS,
 )  # fmt: skip
 """Names of a client's properties in its replies."""
 
@@ -149,13 +148,9 @@ def train(message: Message, context: Context) -> Message:
 
 def _trained(message: Message, client: PersonalClient) -> Message:
     """Handle a train message with the client that was built for it."""
-    started_at = time.perf_counter()
     with closing(client), computing(client):
         reply = client.serve(_request(message))
-    # A simulation orders its next messages by this time. It is not recorded.
-    trusts_server = client.policy.trust_server
-    seconds = {"seconds": time.perf_counter() - started_at} if trusts_server else {}
-    return _packed(message, client, reply, seconds)
+    return _packed(message, client, reply)
 
 
 @app.evaluate()
@@ -242,12 +237,10 @@ def _request(message: Message) -> Request:
     return Request.read(decoded(arrays_of(message)), record_of(message, "config", ConfigRecord))
 
 
-def _packed(
-    message: Message, client: PersonalClient, reply: TrainReply, further: Mapping[str, Any] = {}
-) -> Message:
+def _packed(message: Message, client: PersonalClient, reply: TrainReply) -> Message:
     """Pack a client's reply into a message, with who replies."""
     answers = {ANSWERS: reply.answers} if reply.answers else {}
-    return _reply(message, {**client.identity, **answers, **further}, reply)
+    return _reply(message, {**client.identity, **answers}, reply)
 
 
 def _reply(message: Message, known: Mapping[str, Any], reply: TrainReply) -> Message:

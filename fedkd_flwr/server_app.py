@@ -18,10 +18,8 @@ from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
-from fedkd_flwr.grids.base import MessageGrid
-from fedkd_flwr.grids.duration import DurationEstimate
-from fedkd_flwr.grids.fast_polling import FastPollingGrid
-from fedkd_flwr.grids.longest_first import LongestFirstGrid
+from fedkd_flwr.grids.base import DurationEstimate, MessageGrid
+from fedkd_flwr.grids.fast_polling import FastPollingGrid, SimulationGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
@@ -43,8 +41,10 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.trackers.observing import require_trackers, trackers_of
 from fedkd_flwr.training.dp_sgd import require_separate_samples
 from fedkd_flwr.training.server_models import RunModels
+from strategies.core import flower
 from strategies.core.early_stopping import StoppedEarly
-from strategies.core.flower import InMemoryGrid, log
+from strategies.core.flower import log
+from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import Observer
 from strategies.core.state import OtherStateError
@@ -71,10 +71,11 @@ def main(grid: Grid, context: Context) -> None:
         wanted = read_config(context.run_config)
         require_trackers(wanted.run.trackers)
         configuration = with_connected_clients(grid, wanted)
-        if isinstance(grid, InMemoryGrid):
+        # Loaded here alone: it brings a web server and an SQL library along.
+        if isinstance(grid, flower.InMemoryGrid):
             check_run(configuration)
             require_simulated(grid, configuration.run.plan.num_clients)
-            serve(LongestFirstGrid(grid), configuration)
+            serve(SimulationGrid(grid), configuration)
             return
         if configuration.run.method.strategy.distills_on_server:
             check_server_data(configuration)
@@ -315,6 +316,9 @@ def run_rounds(
     if run.server_device != run.torch_device:
         log(INFO, "The server has no device %s and computes on the CPU", run.torch_device)
     plan = run.server_plan().model_copy(update={"run_id": directory.run_id})
+    if directory.newcomers:
+        # The clients that have trained need not be there.
+        plan = plan.model_copy(update={"newcomers": tuple(directory.newcomers), "min_replies": 1})
     strategy = run.method.strategy(plan, configuration.settings, directory, RunModels(run))
     initial = initial_model(configuration)
     try:
@@ -330,6 +334,10 @@ def run_rounds(
     rounds = strategy.plan.num_server_rounds - strategy.completed_rounds
     if isinstance(grid, MessageGrid):
         grid.duration = DurationEstimate(rounds)
+    if directory.newcomers:
+        log(INFO, "The run is finished; %d clients join it", len(directory.newcomers))
+        directory.newcomers_received(strategy.receive_newcomers(grid).tables[NEW_CLIENTS])
+        return
     with suppress(StoppedEarly):
         strategy.start(
             grid,

@@ -34,9 +34,9 @@ from strategies.core.flower import log
 from strategies.core.membership import MEMBERS, Membership
 from strategies.core.method_hooks import MethodHooks
 from strategies.core.metrics import OF_TRAINING, add_to_metrics
-from strategies.core.new_clients import NewClientResults, receive_new_clients
+from strategies.core.new_clients import NEW_CLIENTS, NewClientResults, receive_new_clients
 from strategies.core.plan import RunPlan, Settings
-from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply
+from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply, TooFewRepliesError
 from strategies.core.rounds import Observer, RoundRecord, log_round
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State, named_arrays, read_state
@@ -120,6 +120,28 @@ class PersonalizedStrategy(MethodHooks, Strategy):
     def with_new_clients(self, step: int, replies: dict[int, Reply]) -> State:
         """Return the state after a round of new clients; each is changed by its own reply alone."""
         return self.state or State()
+
+    def receive_newcomers(self, grid: Grid) -> NewClientResults:
+        """Serve the newcomers of a finished run as new clients; nobody else is asked to work.
+
+        Raises
+        ------
+        TooFewRepliesError
+            If none of them is personalized.
+        """
+        server_round = self.completed_rounds
+        self.round = CurrentRound(Exchange(self.clients, server_round, self.plan), grid)
+        self.members.meet(grid, server_round)
+        results = receive_new_clients(self, server_round)
+        if not results.columns["new_clients"]:
+            rows = results.tables[NEW_CLIENTS]
+            failures = [f"client {row['partition_id']} {row['failure']}" for row in rows]
+            reasons = "; ".join(failures or self.members.pending.reasons() or ["not connected"])
+            ids = ", ".join(map(str, self.plan.newcomers))
+            raise TooFewRepliesError(
+                f"None of the newcomers has a model ({ids}: {reasons}); the run is as before."
+            )
+        return results
 
     # ---- State -----------------------------------------------------------------------
 

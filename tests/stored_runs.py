@@ -2,6 +2,8 @@
 
 ``python -m tests.stored_runs METHOD...`` stores the runs of some methods in `STORED`, or of all if
 none is named. Replace numbers only if they change on purpose, and say in the commit which and why.
+Kernels of another processor round differently: where `kernels` says so, store all runs at the
+commit from which a refactoring starts.
 """
 
 import json
@@ -17,6 +19,10 @@ from tests.conftest import SMALL
 
 STORED = Path(__file__).parent / "stored_runs.json"
 CLIENT_COLUMNS = ("accuracy", "loss", "validation_loss", "numbers_up", "numbers_down")
+VARIANT_COLUMNS = (
+    *("loss", "validation_loss"),
+    *("safeguarded_correct", "private_correct", "safeguard_weight"),
+)
 ROUND_COLUMNS = ("accuracy_mean", "accuracy_weighted", "loss_mean", "validation_accuracy_mean")
 SUPERNET = {
     "models": "darts",
@@ -27,8 +33,7 @@ SUPERNET = {
     "max-samples": 300,
     "supernet-operations": "none,max_pool_3x3,skip_connect,sep_conv_3x3",
 }
-
-
+SEARCHES = ("fedkma", "fedkma-uniform", "fednas")
 PAPER = {
     "kt-pfl.temperature": 10.0,
     "kt-pfl.t-squared": False,
@@ -36,30 +41,73 @@ PAPER = {
     "kt-pfl.distillation-epochs": 1,
     "kt-pfl.public-batch-size": 256,
 }
+FOREST, BOOSTING = "RandomForestClassifier", "GradientBoostingClassifier"
+VARIANTS = {
+    "cohort": {"cohort": "on"},
+    "no momentum": {"momentum": 0.0, "weight-decay": 0.01},
+    "adam": {"optimizer": "adam", "learning-rate": 0.003},
+    "own weights": {"initial-weights": "own"},
+    "choose": {"safeguard": "choose"},
+    "blend": {"safeguard": "blend"},
+    "forest": {
+        "models": f"mlp,sklearn.ensemble:{FOREST}",
+        "estimator-options": f"{FOREST} = {{n_estimators = 3, max_depth = 4}}",
+    },
+    "boosting": {
+        "models": f"mlp,sklearn.ensemble:{BOOSTING}",
+        "estimator-options": f"{BOOSTING} = {{n_estimators = 2, max_depth = 2}}",
+    },
+}
+"""What differs from a method's plain run, where momentum is 0.9. A cohort rounds differently."""
 
 
-def settings_of(strategy):
+def has_variant(strategy, variant):
+    """Return whether a variant of a method is stored."""
+    method = METHODS[strategy].strategy
+    if strategy in SEARCHES and strategy != "fedkma":
+        return variant == "cohort"
+    if variant in ("forest", "boosting"):
+        return method.declares("takes_estimators")
+    if variant == "adam":
+        # Adam amplifies the last digits of FedKD's singular values, which depend on the memory.
+        return not method.needs_plain_descent and strategy != "fedkd"
+    return variant != "choose" or strategy in ("kt-pfl", "persfl", "fedavg", "fedproto")
+
+
+def run_names(strategies=METHODS):
+    """Return the names of all runs: a method, and a variant of it after a comma."""
+    variants = [(name, each) for name in strategies for each in VARIANTS if has_variant(name, each)]
+    return [*strategies, *(f"{strategy}, {variant}" for strategy, variant in variants)]
+
+
+def settings_of(name):
     """Return settings of a small run, with different architectures where the method allows it."""
-    if strategy in ("fedkma", "fedkma-uniform", "fednas"):
-        return {**SMALL, **SUPERNET, "strategy": strategy}
+    strategy, _, variant = name.partition(", ")
+    changes = {**VARIANTS[variant], "strategy": strategy} if variant else {"strategy": strategy}
+    if strategy in SEARCHES:
+        return {**SMALL, **SUPERNET, **changes}
     one_model = METHODS[strategy].strategy.needs_one_model
     # No batch normalization: with eight samples it amplifies rounding to percents of a loss.
     models = "lenet" if one_model else "mlp,lenet,cnn,lenet"
-    changes = {"models": models, "fraction-train": 0.75, "max-samples": 600}
-    return {**SMALL, **PAPER, **changes, "strategy": strategy}
+    size = {"models": "mlp"} if variant else {"models": models, "max-samples": 600}
+    return {**SMALL, **PAPER, "fraction-train": 0.75, **size, **changes}
 
 
-def numbers_of(strategy, folder, **changes):
+def numbers_of(name, folder, **changes):
     """Run a method, with changed settings if any, and return its numbers, to the last digit."""
-    run = fedkd_flwr.run(settings_of(strategy) | changes, output_dir=Path(folder) / strategy)
+    run = fedkd_flwr.run(settings_of(name) | changes, output_dir=Path(folder) / name)
     clients = run.clients.sort_values(["round", "partition_id"])
-    kept = [name for name in CLIENT_COLUMNS if name in clients]
+    is_variant = ", " in name
+    by_client = {
+        column: [None if value != value else float(value) for value in clients[column]]
+        for column in (VARIANT_COLUMNS if is_variant else CLIENT_COLUMNS)
+        if column in clients
+    }
+    if is_variant:
+        return {"clients": by_client}
     return {
-        "rounds": {name: run.rounds[name].tolist() for name in ROUND_COLUMNS},
-        "clients": {
-            name: [None if value != value else float(value) for value in clients[name]]
-            for name in kept
-        },
+        "rounds": {column: run.rounds[column].tolist() for column in ROUND_COLUMNS},
+        "clients": by_client,
         "matrices": {
             name: [float(value) for value in matrix[-1].ravel()]
             for name, matrix in sorted(run.matrices.items())
@@ -91,10 +139,12 @@ def main(strategies):
     if {name: kept[name] for name in here} != here:
         sys.exit("other kernels made the stored runs: name no method, to store all again")
     with tempfile.TemporaryDirectory() as folder:
-        new = {name: numbers_of(name, folder) for name in strategies or METHODS}
+        new = {name: numbers_of(name, folder) for name in run_names(strategies or METHODS)}
     runs = {**kept["runs"], **new}
-    stored = {**here, "runs": {name: runs[name] for name in METHODS if name in runs}}
-    STORED.write_text(json.dumps(stored, indent=0) + "\n")
+    stored = [
+        f"{json.dumps(name)}: {json.dumps(runs[name])}" for name in run_names() if name in runs
+    ]
+    STORED.write_text(json.dumps(here)[:-1] + ', "runs": {\n' + ",\n".join(stored) + "\n}}\n")
 
 
 if __name__ == "__main__":

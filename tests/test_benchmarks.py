@@ -11,17 +11,18 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command
-from benchmarks import pairs, rounds
+from benchmarks import gpu, pairs, rounds
 from benchmarks.bare import BareClient, bare_round, bare_training
-from benchmarks.images import settings_for, write_random_images
+from benchmarks.cohort import Clients
+from benchmarks.images import settings_for
 from benchmarks.records import Record, current_conditions, read_records, save_record
 from benchmarks.table import three_digits
 from fedkd_flwr.config import read_config
+from fedkd_flwr.custom_objects.naming import name_objects
 from fedkd_flwr.data.clients import load_client
-from fedkd_flwr.data.sources import load_images
 
 
-def result(name, ratio, at_most=float("inf"), at_least=0.0):
+def result(name, ratio, at_most=None, at_least=None):
     return pairs.Result(name, "other", ratio, 1.0, ratio, at_most, at_least)
 
 
@@ -71,13 +72,6 @@ def test_the_target_in_words():
 )
 def test_values_have_three_significant_digits(value, written):
     assert three_digits(value) == written
-
-
-def test_random_images_can_be_loaded(tmp_path):
-    write_random_images(tmp_path, 20)
-    found = load_images("fashion-mnist", str(tmp_path))
-    assert found.images.shape == (20, 1, 28, 28)
-    assert found.images.unique().numel() > 200
 
 
 def test_bare_rounds_learn(monkeypatch):
@@ -143,12 +137,12 @@ def test_a_missed_target_ends_with_status_1(monkeypatch, names, status, said):
     assert ("target missed" in ended.output) == (status == 1)
 
 
-@pytest.mark.parametrize(("options", "status"), [([], 0), (["too_little"], 1), (["--all"], 1)])
-def test_long_benchmarks_run_only_if_requested(monkeypatch, options, status):
+@pytest.mark.parametrize(("names", "status"), [([], 0), (["too_little"], 1)])
+def test_some_benchmarks_run_only_if_named(monkeypatch, names, status):
     known = {name: f"{__name__}:{name}" for name in ("enough", "too_little")}
     monkeypatch.setattr(command, "BENCHMARKS", known)
-    monkeypatch.setattr(command, "LONG", ("too_little",))
-    ended = CliRunner().invoke(command.app, options)
+    monkeypatch.setattr(command, "NAMED", ("too_little",))
+    ended = CliRunner().invoke(command.app, names)
     assert ended.exit_code == status, ended.output
 
 
@@ -200,14 +194,45 @@ def test_a_missing_folder_is_named(monkeypatch, tmp_path):
 
 
 def test_every_benchmark_can_be_imported():
-    assert {*command.LONG} < {*command.BENCHMARKS}
+    assert {*command.NAMED} < {*command.BENCHMARKS}
     for name in command.BENCHMARKS.values():
         assert callable(command.resolve_name(name))
 
 
 @pytest.mark.parametrize(("samples", "trained_on"), [(800, 600), (30, 22)])
-def test_clients_train_on_the_number_of_samples_in_the_row_names(samples, trained_on, tmp_path):
-    write_random_images(tmp_path, samples + 20)
-    settings = settings_for(tmp_path, "mlp", 1, **{"held-out-size": 20, "public-size": 20})
+def test_clients_train_on_the_number_of_samples_in_the_row_names(samples, trained_on):
+    public = {"held-out-size": 20, "public-size": 20}
+    settings = name_objects(settings_for("mlp", 1, samples + 20, **public))
     client = load_client(read_config(settings).run.data_plan, 0)
     assert (len(client.train_labels), len(client.test_labels)) == (trained_on, samples - trained_on)
+
+
+# ---- On a GPU --------------------------------------------------------------------------
+
+
+def test_cohorts_train_as_clients_one_by_one(monkeypatch):
+    monkeypatch.setattr("benchmarks.cohort.cohort_size", lambda architecture, cohort: 2)
+
+    def trained(train):
+        torch.manual_seed(0)
+        clients = Clients.build("mlp", 3, 5, "cpu")
+        before = [model.state_dict()["1.weight"].clone() for model in clients.models]
+        getattr(clients, train)()
+        after = [model.state_dict()["1.weight"] for model in clients.models]
+        assert not any(map(torch.equal, before, after))
+        return after
+
+    alone, together = map(trained, ("train_one_by_one", "train_in_cohorts"))
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_each_row_is_named_after_its_device():
+    assert gpu.time_cohort("mlp", 2, "cpu", samples=8).name == "2 mlp clients on cpu, one by one"
+    assert gpu.time_bf16("mlp", "cpu", samples=8).name == "a mlp client on cpu, float32"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")
+def test_without_a_gpu_it_says_so():
+    ended = CliRunner().invoke(command.app, ["gpu"])
+    assert (ended.exit_code, "has no GPU" in ended.output) == (2, True)

@@ -68,7 +68,7 @@ def test_the_bundle_has_format_version_1(bundle):
     metadata = bundle[1]
     config = tomllib.loads(bundle[0].read("pyproject.toml").decode())
     assert metadata.fab_format_version == 1
-    assert metadata.flwr_version_min == "1.41"
+    assert metadata.flwr_version_min == "1.42"
     constraints = config["tool"]["uv"]["constraint-dependencies"]
     assert f"flwr=={metadata.flwr_version_target}" in constraints
 

@@ -33,7 +33,6 @@ READERS = {
     "report": ["report", "{run}", "-o", "{out}/report.html"],
     "figures": ["compare", "{run}", "--figures", "{out}"],
     "cross": ["cross", "{run}"],
-    "personalize": ["personalize", "{run}", "--partition", "0"],
     "genotypes": ["genotypes", "{run}"],
     "resume": ["run", "--resume", "{run}", "-c", "num-server-rounds=3"],
 }
@@ -117,7 +116,6 @@ def test_another_name_does_not_allow_it(given, peer, tmp_path):
 PYTHON = {
     "resume": lambda path, **given: fedkd_flwr.resume(path, num_server_rounds=2, **given),
     "cross": fedkd_flwr.cross,
-    "personalize": lambda path, **given: fedkd_flwr.personalize(path, 0, **given),
     "client_data": lambda path, **given: fedkd_flwr.client_data(
         fedkd_flwr.load_run(path, **given), 0
     ),

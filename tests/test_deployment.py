@@ -17,6 +17,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.export.approval import exported_models
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
+from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 pytestmark = pytest.mark.slow
@@ -39,7 +40,7 @@ INTRUDERS = {
 }
 
 POLICY = {
-    "allow-methods": "soft-predictions,fml,fedproto",
+    "allow-methods": "soft-predictions,fml,fedproto,persfl",
     "client-split": fed.SMALL["client-split"],
     "min-class-count": 3,
 }
@@ -313,3 +314,23 @@ def test_a_run_continues_after_server_app_and_superlink_are_killed(silos, tmp_pa
         np.testing.assert_allclose(there, here.rounds[name].dropna(), rtol=1e-5)
     for name, matrix in here.matrices.items():
         np.testing.assert_allclose(run.matrices[name], matrix, rtol=1e-5, atol=1e-7)
+
+
+def test_a_silo_joins_a_finished_run_of_persfl(silos, tmp_path):
+    """Node 2 gets a model in one process as here; node 1 has another architecture."""
+    settings = {
+        **SETTINGS, "strategy": "persfl", "models": "mlp", "num-clients": 1, "evaluate-every": 2,
+        "persfl.imitation": "0,0.5", "persfl.temperatures": "2", "persfl.distillation-epochs": 1,
+    }  # fmt: skip
+    more = {**settings, "num-clients": 3, "resume": True}
+    process = silos.start_run({**settings, "output-dir": str(tmp_path / "run")})
+    before = silos.finished_run(process, tmp_path / "run", 300)
+    process = silos.start_run({**more, "output-dir": str(tmp_path / "run")})
+    process.wait(timeout=fed.patience(300))
+    there = silos.finished_run(process, tmp_path / "run", 300)
+    in_process(silos, settings, tmp_path / "here")
+    here = in_process(silos, more, tmp_path / "here")
+    assert there.client_rows == before.client_rows
+    rows = [run.table(NEW_CLIENTS).set_index("partition_id").loc[2] for run in (there, here)]
+    for name in ("loss", "accuracy", "lambda", "teacher_round", "global_accuracy"):
+        np.testing.assert_allclose(rows[0][name], rows[1][name], rtol=1e-5)

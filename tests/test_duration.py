@@ -9,7 +9,7 @@ from helpers import run_with
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.grids import fast_polling, in_process
-from fedkd_flwr.grids.duration import DurationEstimate, duration
+from fedkd_flwr.grids.base import DurationEstimate, duration
 from fedkd_flwr.grids.fast_polling import FastPollingGrid
 
 

@@ -3,11 +3,12 @@
 import weakref
 
 import numpy as np
-from flwr.app import MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.exchange import Exchange
 from strategies.core.plan import RunPlan
+from strategies.core.versions import as_sent
 from tests.helpers import arrays_of
 
 CLIENTS = range(20)
@@ -74,3 +75,16 @@ def test_other_grids_may_iterate_twice():
     messages = exchange().to_evaluate(CLIENTS, lambda n: {"weights": np.full(3, n)}, grid=None)
     first, again = list(messages), list(messages)
     assert all(one is other for one, other in zip(first, again, strict=True))
+
+
+def test_replies_are_sorted_by_client_in_whatever_order_they_arrive():
+    """Sums of floating-point numbers depend on their order."""
+    exchanged, replies = exchange(), []
+    payloads = {n: {} for n in CLIENTS}
+    messages = exchanged.messages(MessageType.TRAIN, "train", payloads)
+    for n, message in zip(CLIENTS, messages, strict=True):
+        info = ConfigRecord({"partition-id": n, "versions": as_sent()})
+        content = RecordDict({"arrays": ArrayRecord(), "metrics": MetricRecord(), "info": info})
+        replies.append(Message(content, reply_to=message))
+    valid = exchanged.valid_replies(replies[::-1], lambda n: {}, (), lambda reply: None)
+    assert list(valid) == list(CLIENTS)

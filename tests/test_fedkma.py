@@ -291,6 +291,13 @@ def test_statistics_are_refreshed_for_the_final_weights(tiny):
     assert momenta == {0.1}
 
 
+def test_a_reply_has_the_statistics_of_its_own_weights(tiny):
+    client = first_client(tiny)
+    reply = complete(client.train(initial_model(read_config(tiny)), 1, "train"))
+    refresh_statistics(client.model, client.data.train_images)
+    np.testing.assert_array_equal(reply.arrays["buffers"], client.model_arrays()["buffers"])
+
+
 def test_fresh_statistics_are_those_of_a_network_that_drops_nothing_out():
     layers = [nn.Dropout(0.5), nn.BatchNorm2d(2)]
     images = torch.randn(50, 2, 3, 3) * 4 + 7
@@ -542,10 +549,11 @@ def test_huge_logits_reach_no_client_as_nan(tiny, tmp_path):
     assert (sharing[:, [0, 2], 1] < 1e-6).all()
 
 
-def test_flags_other_than_0_and_1_are_refused():
+@pytest.mark.parametrize("flag", [0.5, 2])
+def test_flags_other_than_0_and_1_are_refused(flag):
     strategy = FedKMA(RunPlan(num_clients=2, num_classes=3), FedKMASettings())
     with pytest.raises(InvalidReplyError, match="values other than 0 and 1"):
-        strategy.check_reply(reply_with({CLASS_FLAGS: np.array([0, 0.5, 1])}))
+        strategy.check_reply(reply_with({CLASS_FLAGS: np.array([0, flag, 1])}))
 
 
 # ---- State, settings, results --------------------------------------------------------------

@@ -1,17 +1,26 @@
 """A silo that comes later: a run is continued with more clients than it was started with."""
 
-import numpy as np
-import pytest
-from helpers import Witness, most_of_them_slow, run_with, write_image_folder
+import errno
 
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import Witness, breaking, most_of_them_slow, raising, run_with, write_image_folder
+
+from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.sources import load_images
-from fedkd_flwr.runs import load_run, read_checkpoint
+from fedkd_flwr.grids.fast_polling import FastPollingGrid
+from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run, newcomers, read_checkpoint
 from fedkd_flwr.runs.reading import in_one_shape
 from fedkd_flwr.server_app import check_run
 from strategies.core.growing import padded, with_equal_weights, with_means
+from strategies.core.new_clients import NEW_CLIENTS
+from strategies.core.plan import PlanSettings, sample_clients
 from strategies.core.replies import TooFewRepliesError
+from strategies.persfl import PERSONALIZE
 from tests.stored_runs import SUPERNET
 
 BEFORE, AFTER = 3, 4
@@ -173,3 +182,192 @@ def test_on_one_machine_the_data_would_be_divided_anew(small, tmp_path, silos):
     with pytest.raises(ConfigError, match="can grow only in a deployment"):
         check_run(read_config({**settings, **more}))
     assert load_run(tmp_path / "run").finished
+
+
+# ---- A finished run of PersFL receives newcomers without further rounds -----------------
+
+
+def persfl_of(small, folder, strategy="persfl", clients=BEFORE, **changes):
+    """Return settings with which clients choose different teachers, and 3 is the new client."""
+    ids = [
+        PlanSettings(num_clients=AFTER, new_clients=0.25, seed=n).new_client_ids for n in range(9)
+    ]
+    return {
+        **settings_of(small, folder, strategy), "seed": ids.index([3]), "num-clients": clients,
+        "num-server-rounds": 3, "learning-rate": 1.0, "local-epochs": 5, "momentum": 0.0,
+        "persfl.imitation": "0,0.5", "persfl.temperatures": "1,5", **changes,
+    }  # fmt: skip
+
+
+def received(settings, folder, silos, app=client_app, **changes):
+    more = {"num-clients": AFTER, "resume": True, **changes}
+    return run_with(app, {**settings, **more}, folder / "run", node_configs=silos)[0]
+
+
+def files_in(folder):
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != "lock")
+    return {file: file.read_bytes() for file in files}
+
+
+def over_a_network(*arguments):
+    return FastPollingGrid(InProcessGrid(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "grid_type"),
+    [
+        ("persfl", InProcessGrid),
+        pytest.param("persfl", over_a_network, marks=pytest.mark.slow),
+        pytest.param("persfl-gd", InProcessGrid, marks=pytest.mark.slow),
+    ],
+)
+def test_a_newcomer_gets_the_model_of_a_new_client(small, tmp_path, silos, strategy, grid_type):
+    """The same in every digit as a client that the run kept out of its training."""
+    settings = persfl_of(small, tmp_path, strategy)
+    run_with(client_app, settings, tmp_path / "run", grid_type, node_configs=silos)
+    more = {"num-clients": AFTER, "resume": True}
+    run, _ = run_with(client_app, settings, tmp_path / "run", grid_type, node_configs=silos, **more)
+    apart = persfl_of(small, tmp_path / "apart", strategy, AFTER, **{"new-clients": 0.25})
+    expected, _ = run_with(client_app, apart, tmp_path / "apart/run", node_configs=silos)
+    columns = [c for c in expected.table(NEW_CLIENTS) if c != "seconds"]
+    pd.testing.assert_frame_equal(run.table(NEW_CLIENTS)[columns], expected.table(NEW_CLIENTS))
+    (row,) = run.table(NEW_CLIENTS).to_dict("records")
+    assert (row["partition_id"], row["round"]) == (3, 3)
+    assert 0 < row["teacher_round"] < 3
+    assert list(run.clients["loss"]) == list(expected.clients["loss"])
+    assert run.summary["new_clients"]["accuracy_mean"] == row["accuracy"]
+
+
+def test_a_newcomer_gets_the_model_of_a_client_that_took_part_in_stage_2_alone(
+    small, tmp_path, silos
+):
+    apart, one = range(BEFORE), {"num-server-rounds": 1}
+    one["seed"] = next(
+        n for n in range(9) if sample_clients(range(AFTER), BEFORE, n, 1) == [*apart]
+    )
+    settings = persfl_of(small, tmp_path, **one)
+    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    (row,) = received(settings, tmp_path, silos).table(NEW_CLIENTS).to_dict("records")
+    sampled = {
+        **persfl_of(small, tmp_path / "whole", "persfl", AFTER, **one),
+        "fraction-train": 0.75,
+    }
+    whole, _ = run_with(client_app, sampled, tmp_path / "whole/run", node_configs=silos)
+    expected = whole.clients.set_index("partition_id").loc[3]
+    assert np.isnan(expected["train_loss"])
+    for name in ("accuracy", "loss", "lambda", "temperature", "teacher_round", "answers"):
+        assert row[name] == expected[name], name
+
+
+def test_newcomers_change_nothing_else(small, tmp_path, silos):
+    settings = persfl_of(small, tmp_path)
+    before, _ = run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    summary, files = before.summary, files_in(tmp_path)
+    witness = Witness()
+    run = received(settings, tmp_path, silos, witness)
+    assert {n for _, _, n in witness.down} == {3}
+    written = {f.name for f, content in files.items() if f.read_bytes() != content}
+    assert written == {"config.json", "summary.json"}
+    added = files_in(tmp_path).keys() - files.keys()
+    assert {f.name for f in added if "state" not in f.parts} == {"new_clients.jsonl"}
+    assert {f.relative_to(tmp_path / "state").parts[0] for f in added if "state" in f.parts} == {
+        "3"
+    }
+    assert run.config == before.config
+    assert run.description["continued"][-1]["changes"] == {"num-clients": [BEFORE, AFTER]}
+    apart = ("new_clients", "seconds")
+    assert {k: v for k, v in run.summary.items() if k not in apart} == {
+        k: v for k, v in summary.items() if k not in apart
+    }
+
+
+def test_a_run_with_newcomers_is_compared_as_before(small, tmp_path, silos):
+    settings = persfl_of(small, tmp_path)
+    others = {**settings, "strategy": "local", "state-dir": ""}
+    local, _ = run_with(client_app, others, tmp_path / "local", node_configs=silos)
+    before, _ = run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    accuracies = compare([before, local]).results["accuracy"]
+    found = compare([received(settings, tmp_path, silos), local])
+    assert list(found.results["accuracy"]) == list(accuracies)
+    assert found.results["new_accuracy"].notna().sum() == 1
+    assert not [note for note in found.notes if "lack an evaluation" in note]
+
+
+def test_a_newcomer_needs_no_other_client(small, tmp_path, silos):
+    """Nor as many as a round of the training needs."""
+    settings = persfl_of(small, tmp_path, **{"min-replies": BEFORE})
+    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    alone = {0: {**silos[3], "partition-id": 3}}
+    more = {"num-clients": AFTER, "resume": True, "connect-timeout": 0.1}
+    run, _ = run_with(client_app, settings, tmp_path / "run", nodes=1, node_configs=alone, **more)
+    assert run.table(NEW_CLIENTS)["partition_id"].tolist() == [3]
+
+
+def test_a_newcomer_that_fails_can_join_again(small, tmp_path, silos):
+    settings = persfl_of(small, tmp_path, clients=2)
+    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    files = files_in(tmp_path / "run")
+    lost = breaking(raising("gone"), 2, PERSONALIZE)
+    with pytest.raises(TooFewRepliesError, match=r"newcomers has a model \(2: client 2 .*gone"):
+        received(settings, tmp_path, silos, lost, **{"num-clients": 3})
+    assert files_in(tmp_path / "run") == files
+    half = received(settings, tmp_path, silos, lost).table(NEW_CLIENTS)
+    assert half["failure"].notna().tolist() == [True, False]
+    witness = Witness()
+    rows = received(settings, tmp_path, silos, witness).table(NEW_CLIENTS)
+    assert {n for _, _, n in witness.down} == {2}
+    assert sorted(rows["partition_id"]) == [2, 3]
+    assert rows["failure"].isna().all()
+    with pytest.raises(RunDirectoryError, match="holds a finished run"):
+        received(settings, tmp_path, silos)
+
+
+def test_newcomers_whose_rows_are_lost_join_again(small, tmp_path, silos, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    settings = persfl_of(small, tmp_path)
+    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    with monkeypatch.context() as patch:
+        patch.setattr(newcomers, "write_text", full)
+        with pytest.raises(RunDirectoryError, match="No space left"):
+            received(settings, tmp_path, silos)
+    assert load_run(tmp_path / "run").finished
+    assert len(received(settings, tmp_path, silos).table(NEW_CLIENTS)) == 1
+
+
+def test_a_run_with_newcomers_can_be_extended_and_receive_more(small, tmp_path, silos):
+    settings = persfl_of(small, tmp_path, clients=2, **{"num-server-rounds": 2})
+    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    received(settings, tmp_path, silos, **{"num-clients": 3})
+    longer = received(settings, tmp_path, silos, **{"num-clients": 3, "num-server-rounds": 3})
+    assert longer.rounds["replies"].tolist() == [2, 2, 3]
+    settings |= {"num-server-rounds": 3}
+    rows = received(settings, tmp_path, silos).table(NEW_CLIENTS)
+    assert rows[["round", "partition_id"]].to_numpy().tolist() == [[2, 2], [3, 3]]
+
+
+def test_a_run_that_stopped_early_receives_newcomers(small, tmp_path, silos):
+    early = {"patience": 1, "num-server-rounds": 6, "learning-rate": 1e-9}
+    settings = persfl_of(small, tmp_path, **early)
+    before, _ = run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    assert len(before.rounds) == 3
+    rows = received(settings, tmp_path, silos).table(NEW_CLIENTS)
+    assert rows[["round", "partition_id"]].to_numpy().tolist() == [[3, 3]]
+
+
+def test_without_a_stored_global_model_nobody_joins(small, tmp_path, silos):
+    settings = persfl_of(small, tmp_path)
+    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    (tmp_path / "run/models/global-000002.safetensors").unlink()
+    files = files_in(tmp_path / "run")
+    with pytest.raises(DamagedRunError, match=r"global-000002.safetensors is damaged"):
+        received(settings, tmp_path, silos)
+    assert files_in(tmp_path / "run") == files
+
+
+def test_a_finished_run_of_another_method_needs_further_rounds(small, tmp_path, silos):
+    settings = settings_of(small, tmp_path, "fedavg")
+    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
+    with pytest.raises(RunDirectoryError, match="holds a finished run; to add rounds"):
+        received(settings, tmp_path, silos)

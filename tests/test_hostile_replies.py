@@ -274,6 +274,13 @@ def test_bytes_that_are_no_array_are_refused(data):
         checked_arrays({"a": array}, {"a": ExpectedArray((3,))})
 
 
+@pytest.mark.parametrize("number", [1e9, -1e9])
+def test_a_huge_number_is_refused_whatever_its_sign(number):
+    values = np.array([0, number, 0], dtype=np.float32)
+    with pytest.raises(InvalidReplyError, match="a holds a number beyond"):
+        checked_arrays({"a": Array(values)}, {"a": ExpectedArray((3,))})
+
+
 @pytest.mark.parametrize("shape", [(-5,), (2, -(10**30)), (10**6,) * 10**5])
 def test_an_invalid_shape_counts_as_zero_numbers(shape):
     array = Array(dtype="float32", shape=shape, stype="numpy.ndarray", data=b"12345678")

@@ -127,6 +127,20 @@ def test_runs_are_written_and_opened_without_frames(stages):
     assert runs & {"pandas", *PLOTS} == set()
 
 
+def test_a_run_in_one_process_loads_no_server_of_flower(tmp_path):
+    """Flower's own grids bring a web server and an SQL library, which take a second to load."""
+    settings = {
+        "strategy": "local", "models": "mlp", "num-clients": 2, "num-server-rounds": 1,
+        "max-samples": 300, "local-epochs": 1, "device": "cpu",
+    }  # fmt: skip
+    loaded = loaded_by(
+        f"import fedkd_flwr\nfedkd_flwr.run({settings!r}, output_dir={str(tmp_path / 'run')!r})"
+    )
+    assert "fedkd_flwr.grids.in_process" in loaded
+    servers = {"flwr.superlink.grid", "fastapi", "uvicorn", "sqlalchemy", "alembic"}
+    assert loaded & servers == set()
+
+
 def openmp_says(code, asked):
     """Return what OpenMP prints in a fresh process with these variables when it is loaded."""
     ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")

@@ -13,8 +13,7 @@ from helpers import run_with
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.engines import InProcessGrid
-from fedkd_flwr.grids.fast_polling import FastPollingGrid
-from fedkd_flwr.grids.longest_first import LongestFirstGrid
+from fedkd_flwr.grids.fast_polling import FastPollingGrid, SimulationGrid
 from fedkd_flwr.memory import round_of
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import Membership
@@ -145,7 +144,7 @@ def test_keys_of_a_federation_count_and_those_of_a_simulation_do_not():
     """A simulation draws new keys each time, and a resumed one would exclude everybody."""
     grid = FakeGrid(**ALL)
     assert [node.public_key for node in FastPollingGrid(grid).get_nodes()] == [b"a", b"b", b"c"]
-    assert [node.public_key for node in LongestFirstGrid(grid).get_nodes()] == [b"", b"", b""]
+    assert [node.public_key for node in SimulationGrid(grid).get_nodes()] == [b"", b"", b""]
 
 
 class KeyedGrid(InProcessGrid):

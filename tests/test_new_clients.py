@@ -13,7 +13,6 @@ from test_comparison import write_run
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.personalization import personalize
 from fedkd_flwr.analysis.settings import IncomparableRunsError
 from fedkd_flwr.cli.running import print_result
 from fedkd_flwr.client_app import app as client_app
@@ -149,16 +148,6 @@ def test_under_local_a_new_client_gets_the_model_of_a_participant(small, tmp_pat
     first = whole.clients[whole.clients["round"] == 1].set_index("partition_id")
     rows = short.table(NEW_CLIENTS).set_index("partition_id")
     assert rows["loss"].to_dict() == first["loss"][rows.index].to_dict()
-
-
-def test_persfl_personalizes_as_from_stored_global_models(small, tmp_path):
-    flat = settings_for("persfl", small, **{"learning-rate": 0.3, "num-server-rounds": 3})
-    run = fedkd_flwr.run(flat, output_dir=tmp_path / "run")
-    (row,) = run.table(NEW_CLIENTS).to_dict("records")
-    same = personalize(run, row["partition_id"], new_clients=0.0)
-    assert row["accuracy"] == same.accuracy
-    assert (row["lambda"], row["teacher_round"]) == (same.imitation, same.teacher_round)
-    assert row["teacher_accuracy"] == same.teacher_accuracy
 
 
 def test_the_row_of_a_new_client_has_the_gradient_steps_of_all_its_rounds(small, tmp_path):

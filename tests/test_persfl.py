@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import Witness, breaking, client_of, raising, replacing, reply_with, run_with
+from helpers import Witness, breaking, client_of, raising, replacing, reply_with, run_with, watched
 from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr import runs
 from fedkd_flwr.clients import persfl
-from fedkd_flwr.clients.persfl import Candidate, PersFLGDClient
+from fedkd_flwr.clients.persfl import Candidate, PersFLClient, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.jobs import complete
@@ -41,7 +41,12 @@ def teacher_after(losses, small, monkeypatch, **changes):
     """Show a client one global model a round, whose weights are the round's number."""
     client = client_of(small, **changes)
     script = iter(losses)
-    monkeypatch.setattr(persfl, "evaluate", lambda *_: Evaluation(0, 1, next(script)))
+
+    def evaluated(model, images, labels):
+        assert images is client.data.validation_images and labels is client.data.validation_labels
+        return Evaluation(0, 1, next(script))
+
+    monkeypatch.setattr(persfl, "evaluate", evaluated)
     for server_round in range(len(losses)):
         with torch.no_grad():
             for parameter in client.model.parameters():
@@ -224,6 +229,15 @@ def test_the_divergence_is_reversed_if_so_set(small):
     assert client_of(small).soft_loss is kl_to_teacher
     with pytest.raises(ConfigError, match=r"persfl.divergence = 'both': it should be"):
         read_config({**small, "persfl.divergence": "both"})
+
+
+def test_every_pair_starts_from_the_teacher(small, monkeypatch):
+    client = client_of(small, **{"persfl.imitation": "0.5,0.5", "persfl.temperatures": "1"})
+    client.consider_teacher(0)
+    calls = watched(monkeypatch, PersFLClient, "candidate")
+    complete(client.personalize(server_round=2))
+    first, second = (candidate.weights for _, candidate in calls)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def kept_pair(results, small, monkeypatch):

@@ -10,9 +10,8 @@ import fedkd_flwr
 from fedkd_flwr.analysis.provenance import notes_on_provenance
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grids.fast_polling import FastPollingGrid
+from fedkd_flwr.grids.fast_polling import FastPollingGrid, SimulationGrid
 from fedkd_flwr.grids.in_process import InProcessGrid
-from fedkd_flwr.grids.longest_first import LongestFirstGrid
 from fedkd_flwr.runs import load_run, provenance
 from fedkd_flwr.server_app import serve
 
@@ -39,7 +38,7 @@ def test_a_run_records_the_commit_and_the_processor(finished):
     assert recorded["processor"] and recorded["vector_extensions"]
 
 
-@pytest.mark.parametrize(("kind", "recorded"), [(LongestFirstGrid, True), (FastPollingGrid, False)])
+@pytest.mark.parametrize(("kind", "recorded"), [(SimulationGrid, True), (FastPollingGrid, False)])
 def test_a_simulation_records_its_data_and_a_federation_cannot(kind, recorded, small, tmp_path):
     settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 1}
     configuration = read_config({**settings, "output-dir": str(tmp_path / "run")})

@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import most_of_them_slow
+from helpers import client_of, most_of_them_slow
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients.request import Request
 from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
@@ -119,6 +120,18 @@ def test_a_client_that_fails_in_its_evaluation_forgets_the_round(
     resumed = stopped_and_resumed(settings, tmp_path / "cut", last_round=2)
     assert list(whole.rounds["failures"]) == [0, 1, 0, 0]
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
+
+
+def test_a_node_repeats_a_round_from_its_memory_of_the_round_before(small, tmp_path):
+    flat = {**small, "strategy": "local", "models": "mlp", "state-dir": str(tmp_path)}
+    context = client_of(flat).context
+
+    def loss_of(server_round):
+        request = Request(server_round=server_round, run_id="a1", starts=(0,))
+        return client_of(flat, context=context).serve(request).metrics["train-loss"]
+
+    first, second, again = map(loss_of, (1, 2, 2))
+    assert first != second == again
 
 
 def test_a_run_interrupted_in_its_first_round_starts_over(small, tmp_path):

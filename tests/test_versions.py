@@ -42,7 +42,7 @@ def test_a_reply_of_another_version_is_not_used(monkeypatch):
         {"info": ConfigRecord({"partition-id": 0, "versions": "flwr 1.40.0, torch 2.15.0"})}
     )
     reply = Message(content, reply_to=Message(RecordDict(), 1, "train"))
-    with pytest.raises(replies.InvalidReplyError, match=r"has flwr 1\.40\.0 instead of 1\.41"):
+    with pytest.raises(replies.InvalidReplyError, match=r"has flwr 1\.40\.0 instead of 1\.42"):
         replies.read_reply(reply, 0, {}, ())
 
 

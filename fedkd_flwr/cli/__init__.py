@@ -19,7 +19,6 @@ with ctrl_c_ends_the_process():
         compare,
         cross,
         genotypes,
-        personalize,
         rank,
         report,
         safeguard,
@@ -50,7 +49,7 @@ app = CommandLine(
 )
 
 
-READERS = (compare, safeguard, rank, report, cross, personalize, genotypes, nodes)
+READERS = (compare, safeguard, rank, report, cross, genotypes, nodes)
 """Commands that read runs, which may be somebody else's and lie in the working directory."""
 
 COMMANDS = (run, sweep, tune, *READERS, doctor, predict, clear_cache, stop)

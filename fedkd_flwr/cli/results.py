@@ -1,12 +1,11 @@
-"""Commands on finished runs: compare, safeguard, rank, report, cross, personalize, genotypes."""
+"""Commands on finished runs: compare, safeguard, rank, report, cross, genotypes."""
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkd_flwr.cli.options import AllowCode, Assignments, read_assignments
+from fedkd_flwr.cli.options import AllowCode
 from fedkd_flwr.cli.output import (
     console,
     echo,
@@ -299,57 +298,6 @@ def cross(
 
             drawn = [(f"{crossed.run.path.name}-cross", plot_cross(crossed))]
             say_figures(write_figures(drawn, figures))
-
-
-def personalize(
-    run: Annotated[Path, typer.Argument(help="Run directory of persfl or persfl-gd.")],
-    partition: Annotated[
-        int | None, typer.Option(help="Partition of the run's data that belongs to the new client.")
-    ] = None,
-    data_path: Annotated[
-        Path | None, typer.Option(help="The new client's folder of images or Parquet file.")
-    ] = None,
-    group_pattern: Annotated[
-        str,
-        typer.Option(help="Which images of the folder are one patient's: a regular expression."),
-    ] = "",
-    group_column: Annotated[
-        str, typer.Option(help="Column of the table that names the patient of each row.")
-    ] = "",
-    models_dir: Annotated[
-        Path | None, typer.Option(help="Save the personalized model in this folder.")
-    ] = None,
-    assignments: Assignments = None,
-    allow_code: AllowCode = None,
-) -> None:
-    """Personalize a PersFL model for a client that joins after training."""
-    with one_clear_line():
-        from fedkd_flwr.analysis import personalization
-        from fedkd_flwr.engines import flower_log_level
-
-        settings = read_assignments(assignments)
-        with flower_log_level(logging.WARNING):
-            joined = personalization.personalize(
-                run,
-                partition,
-                data_path or "",
-                group_column=group_column,
-                group_pattern=group_pattern,
-                allow_code=allow_code or (),
-                **settings,
-            )
-        row = (
-            f"{joined.accuracy:.1%}",
-            f"{joined.imitation:g}",
-            f"{joined.temperature:g}",
-            str(joined.teacher_round),
-            f"{joined.teacher_accuracy:.1%}",
-            f"{joined.global_accuracy:.1%}",
-        )
-        headings = ("accuracy", "lambda", "T", "teacher round", "teacher", "last global model")
-        show_table(headings, [row], numbers=headings)
-        if models_dir is not None:
-            say(f"Model: {joined.save(models_dir)}")
 
 
 def genotypes(

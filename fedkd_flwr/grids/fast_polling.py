@@ -1,4 +1,4 @@
-"""A grid that polls for replies quickly.
+"""Grids that poll for replies quickly.
 
 Flower's own grid polls every three seconds in a federation. In rounds of short messages that takes
 longer than the clients' work.
@@ -19,6 +19,9 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
 SHARE_OF_WAITING = 0.05
 """Pause between two polls, as a share of the time waited so far."""
+
+SIMULATION_PAUSE = 0.05
+"""Seconds between two polls within this process."""
 
 
 class FastPollingGrid(MessageGrid):
@@ -98,3 +101,22 @@ class FastPollingGrid(MessageGrid):
     def pause(self, waited: float) -> float:
         """Return the seconds until the next poll, after some seconds of waiting."""
         return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, waited * SHARE_OF_WAITING))
+
+
+class SimulationGrid(FastPollingGrid):
+    """A grid of clients in Ray's processes, which Flower reaches without a network."""
+
+    is_federation = False
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the nodes without keys: a simulation draws new ones each time."""
+        return Grid.get_nodes(self)
+
+    @property
+    def waited(self) -> dict[int, float]:
+        """Nothing: messages wait for each other's clients."""
+        return {}
+
+    def pause(self, waited: float) -> float:
+        """Return the seconds until the next poll."""
+        return SIMULATION_PAUSE

@@ -27,14 +27,12 @@ from fedkd_flwr.runs.checkpoint import (
 )
 from fedkd_flwr.runs.code import names_of_code, require_named
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
+from fedkd_flwr.runs.newcomers import CLIENTS, newcomers
 from fedkd_flwr.runs.provenance import other_major_versions
 from fedkd_flwr.runs.reading import Run, damaged
 
 ROUNDS = "num-server-rounds"
 """The key of the planned rounds."""
-
-CLIENTS = "num-clients"
-"""The key of the number of clients, which may grow in a deployment."""
 
 OF_THE_CALL = ("output-dir", "resume", "from-round", "other-versions")
 """Keys that say that a run is continued, where it is now, and how."""
@@ -155,8 +153,8 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
     Raises
     ------
     RunDirectoryError
-        If the run is finished and no rounds are added, its checkpoint is gone, or it was written
-        with other major versions.
+        If the run is finished and neither rounds nor newcomers are added, its checkpoint is gone,
+        or it was written with other major versions.
     ConfigError
         If a key differs that must not change.
     """
@@ -223,7 +221,7 @@ def require_same_clients(changes: Changes) -> None:
     if CLIENTS in changes:
         raise ConfigError(
             f"{CLIENTS} can grow only in a deployment, whose nodes have their own data: here the "
-            "data set would be divided anew."
+            "data set would be divided anew. In an experiment, set new-clients before the run."
         )
 
 
@@ -257,15 +255,16 @@ def _require_continuable(run: Run, wanted: Configuration) -> None:
     if not run.summary:
         return
     completed = run.summary["rounds"]
-    if wanted.run.plan.num_server_rounds <= (wanted.run.from_round or completed):
+    is_longer = wanted.run.plan.num_server_rounds > (wanted.run.from_round or completed)
+    if not is_longer and not newcomers(run, wanted):
         raise RunDirectoryError(
             f"{run.path} holds a finished run; to add rounds, type "
             f"-c {ROUNDS}=N with N above {completed}."
         )
     if not checkpoint_files(run.path):
         raise RunDirectoryError(
-            f"{run.path} holds a finished run without its checkpoint, so no rounds can be added; "
-            "start a new run with more rounds."
+            f"{run.path} holds a finished run without its checkpoint, so nothing can be added; "
+            "start a new run."
         )
 
 

@@ -1,20 +1,7 @@
 """The run directory, written during the run.
 
-==================  =================================================================
-``config.json``     everything needed to repeat the run, including versions
-``split.json``      a line for each client: its samples, by number and digest
-``rounds.jsonl``    one line per round
-``clients.jsonl``   one line per client and round
-``NAME.jsonl``      further tables of a method, one line per client and subject;
-                    ``new_clients`` has a line for each client outside the training
-``matrices/``       a file for each matrix of the method: one `numpy.save` per round
-``models/``         global models of the methods that need them, ``global-ROUND``;
-                    personalized models on request, by partition-id
-``checkpoint/``     what the run continues from: the server's state, the clients' memory
-                    (in ``clients/``), and the lock of the process that writes
-``summary.json``    written last: it marks a finished run
-``TRACKER/``        files of experiment trackers, such as ``tensorboard/``
-==================  =================================================================
+``docs/reference/run-directory.md`` lists its files. ``config.json`` is written first and marks a
+run, ``summary.json`` is written last and marks a finished one.
 
 Results are appended, never rewritten, so a crash loses at most one round. So does a power cut:
 once a round, all files are written to the disk before the checkpoint that counts on them.
@@ -59,6 +46,7 @@ from fedkd_flwr.runs.continuing import (
 from fedkd_flwr.runs.errors import RunDirectoryError
 from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
+from fedkd_flwr.runs.newcomers import CLIENTS, newcomers, write_newcomers
 from fedkd_flwr.runs.reading import MATRICES, Row, Run, damaged, load_run
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from fedkd_flwr.runs.writing import (
@@ -98,12 +86,15 @@ class RunDirectory(Observer):
     ----------
     observers : list of Observer
         Are informed of the events of the run; see `watched_by`.
+    newcomers : list of int
+        Clients that join without further rounds, see `fedkd_flwr.runs.newcomers`.
     """
 
     def __init__(self, path: Path, configuration: "Configuration") -> None:
         self.path = absolute(path)
         self._code = tuple(names_of_code(configuration.flat()))
         self.observers: list[Observer] = []
+        self.newcomers: list[int] = []
         self._state_dir = configuration.run.state_dir
         self._started_at = monotonic()
         self._seconds_before = 0.0
@@ -273,6 +264,18 @@ class RunDirectory(Observer):
         except (SafetensorError, OSError) as error:
             raise damaged(file, str(error), restart(self.path)) from None
 
+    def newcomers_received(self, rows: list[Row]) -> None:
+        """Record the rows of clients that joined after the last round; all others stay.
+
+        Raises
+        ------
+        RunDirectoryError
+            If the disk refuses to write; the newcomers can join again.
+        """
+        run, self._continued_as = self.run, None
+        with self._writing():
+            write_newcomers(run, rows)
+
     def finish(self) -> Run:
         """Write the summary, and return the finished run.
 
@@ -348,18 +351,18 @@ class RunDirectory(Observer):
             log(INFO, "Changed: %s", described(changes))
         settings = configuration.run
         checkpoint, lost = checkpoint_to_continue_from(run, settings.state_dir, settings.from_round)
+        completed = checkpoint.completed_rounds
         if lost:
-            log(
-                WARNING,
-                "A round is repeated, after round %d: %s",
-                checkpoint.completed_rounds,
-                lost,
-            )
+            log(WARNING, "A round is repeated, after round %d: %s", completed, lost)
+        self.newcomers = newcomers(run, configuration)
+        leg = describe_leg(configuration, completed, changes)
+        if self.newcomers:
+            # The config stays that of the clients that have trained.
+            del changes[CLIENTS]
         config = {**run.config, **{key: value for key, (_, value) in changes.items()}}
-        leg = describe_leg(configuration, checkpoint.completed_rounds, changes)
         continued = [*run.description.get("continued", []), leg]
         description = {**run.description, "config": config, "continued": continued}
-        self._continued_as = run.continued(checkpoint.completed_rounds, description)
+        self._continued_as = run.continued(completed, description)
         self._sizes, self._appended = checkpoint.sizes, set(checkpoint.sizes)
         self._seconds_before = checkpoint.seconds
         return checkpoint

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from fedkd_flwr.runs.newcomers import received_by
 from fedkd_flwr.runs.provenance import provenance
 from fedkd_flwr.runs.reading import Row, Run
+from strategies.core.evaluations import accuracy_statistics
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
         "validation_round": _result(best) if best else None,
         **{name: sum(row[name] for row in rows) for name in [*COUNTED, "failures"]},
         **_gradient_steps(rows, evaluated),
-        "new_clients": _of_new_clients(rows[-1]),
+        "new_clients": _of_new_clients(rows[-1]) or _of_newcomers(run),
         "matrices": run.matrix_names,
         "seconds": round(seconds, 3),
     }
@@ -105,6 +107,16 @@ def _of_new_clients(row: Row) -> Row | None:
     """Return a round's values about new clients without the prefix; None without new clients."""
     own = {name.removeprefix(NEW): value for name, value in row.items() if name.startswith(NEW)}
     return {"round": row["round"], **own} if own else None
+
+
+def _of_newcomers(run: Run) -> Row | None:
+    """Return statistics over the clients that joined after the end; None without any."""
+    rows = received_by(run)
+    if not rows:
+        return None
+    evaluated = [row for row in rows if row.get("accuracy") is not None]
+    counts = {"clients": len(evaluated), "failures": len(rows) - len(evaluated)}
+    return {"round": rows[-1]["round"], **accuracy_statistics(evaluated), **counts}
 
 
 def _result(row: Row) -> dict[str, float | None]:

@@ -85,7 +85,10 @@ class MethodProperties:
     """Whether the method is derived for stochastic gradient descent only."""
 
     keeps_global_models: ClassVar[bool] = False
-    """Whether the global model of each round is saved in the run directory."""
+    """Whether the run directory has the global model of each round.
+
+    A finished run then receives newcomers without further rounds.
+    """
 
     trains_new_clients: ClassVar[bool] = True
     """Whether new clients train before they are evaluated.

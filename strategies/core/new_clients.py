@@ -6,6 +6,8 @@ the server serves them, so that nothing about them reaches the state of the meth
 A new client starts from initial weights, among clients that have finished. New clients do not
 influence each other. Afterwards each is evaluated like any client of the method.
 
+Clients that join a finished run of a method that keeps its global models are served the same way.
+
 A new client without a valid reply is dropped with a warning. A run that is interrupted while it
 serves new clients repeats its last round and then serves them from their first round.
 """

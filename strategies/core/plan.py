@@ -217,11 +217,24 @@ class RunPlan(PlanSettings):
         K, the number of classes.
     run_id : str
         Name of the run, kept when it is resumed: clients store their memory on disk under it.
+    newcomers : tuple of int
+        Partition-ids of the clients that join a finished run; they are new clients.
     """
 
     num_clients: int = Field(default=8, ge=1)
     num_classes: int = Field(ge=1)
     run_id: str = ""
+    newcomers: tuple[int, ...] = ()
+
+    @property
+    def num_new(self) -> int:
+        """Number of clients that join after the training."""
+        return len(self.newcomers) or super().num_new
+
+    @property
+    def new_client_ids(self) -> list[int]:
+        """Partition-ids of the clients that join after the training, in ascending order."""
+        return list(self.newcomers) or super().new_client_ids
 
     def is_evaluated(self, server_round: int) -> bool:
         """Return whether clients are evaluated in a round."""
