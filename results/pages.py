@@ -105,8 +105,6 @@ FORMATS: dict[str, Callable[[pd.Series, str], str]] = {
     "mean": number,
     "sd": _with_spread,
     "2": lambda row, column: f"{row[column]:.2f}",
-    "low": lambda row, column: f"{row[f'{column}_low']:+z.1f}",
-    "high": lambda row, column: f"{row[f'{column}_high']:+z.1f}",
     "interval": lambda row, column: f"{row[f'{column}_low']:z.1f} to {row[f'{column}_high']:z.1f}",
     "beside": lambda row, column: f"{row[column]:.1f} / {row['theirs']:.1f}".replace("nan", "-"),
 }
@@ -115,7 +113,6 @@ FORMATS: dict[str, Callable[[pd.Series, str], str]] = {
 AGGREGATES: dict[str, Callable[[pd.DataFrame, str], str]] = {
     "max": lambda rows, column: whole(rows.sort_values(column).iloc[-1], column),
     "min": lambda rows, column: whole(rows.sort_values(column).iloc[0], column),
-    "sum": lambda rows, column: f"{rows[column].sum():,.0f}",
     "list": lambda rows, column: _each_once(rows, column, ", "),
     "range": lambda rows, column: _each_once(
         rows.sort_values(column).iloc[[0, -1]], column, " to "

@@ -37,18 +37,13 @@ from results.published import (
     read_set,
     reference_of,
     set_names,
-)  # fmt: skip
+)
 
 INVESTIGATIONS = Path(__file__).parent / "investigations.toml"
 SPLITS = {
-    "groups": "k-classes-grouped",
-    "dirichlet": "dirichlet",
-    "groups-mixed": "mixed-k-classes-grouped",
-    "dirichlet-mixed": "mixed-dirichlet",
-    "cifar10-groups": "cifar10-k-classes-grouped",
-    "cifar10-dirichlet": "cifar10-dirichlet",
-    "cifar10-groups-mixed": "cifar10-mixed-k-classes-grouped",
-    "cifar10-dirichlet-mixed": "cifar10-mixed-dirichlet",
+    f"{data}{split}{'-mixed' if mixed else ''}": f"{data}{mixed}{end}"
+    for data, mixed in itertools.product(("", "cifar10-"), ("", "mixed-"))
+    for split, end in (("groups", "k-classes-grouped"), ("dirichlet", "dirichlet"))
 }
 """The comparisons of the tuned benchmark, and how their sets' names end."""
 TUNED, STEPS = "benchmark-tuned/retuned", "benchmark-tuned/controls-steps"
