@@ -91,7 +91,8 @@ def whole(row: pd.Series, column: str) -> str:
         return number(row, column)
     if column in BYTES:
         return " to ".join(dict.fromkeys((in_bytes(low), in_bytes(high))))
-    return f"{number(row, column)} ± {(high - low) / 2:.1f}"
+    text = number(row, column)
+    return f"{text.rstrip('%')} ± {(high - low) / 2:.1f}" + "%" * text.endswith("%")
 
 
 def _with_spread(row: pd.Series, column: str) -> str:
