@@ -38,7 +38,7 @@ from fedkd_flwr.runs import (
     require_same_clients,
     require_writable,
 )
-from fedkd_flwr.trackers.observing import require_trackers, trackers_of
+from fedkd_flwr.trackers import TrackerObserver
 from fedkd_flwr.training.dp_sgd import require_separate_samples
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core import flower
@@ -69,7 +69,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method of the run config."""
     try:
         wanted = read_config(context.run_config)
-        require_trackers(wanted.run.trackers)
+        wanted.run.trackers.require_installed()
         configuration = with_connected_clients(grid, wanted)
         # Loaded here alone: it brings a web server and an SQL library along.
         if isinstance(grid, flower.InMemoryGrid):
@@ -159,7 +159,7 @@ def check_run(configuration: Configuration) -> None:
         If a resumed run would have other settings, or a tracker is not installed.
     """
     run = configuration.run
-    require_trackers(run.trackers)
+    run.trackers.require_installed()
     if not run.plan.num_clients:
         raise ConfigError(
             "num-clients = 0 stands for all connected clients and works under flwr run only; set "
@@ -293,7 +293,9 @@ def serve(
     with closing(directory):
         log(INFO, "Run directory: %s", directory.path)
         try:
-            directory.watched_by([*trackers_of(run.trackers), observer or Observer()])
+            with_clients = run.trackers.tracker_clients
+            trackers = [TrackerObserver(name, with_clients) for name in run.trackers.tracker]
+            directory.watched_by([*trackers, observer or Observer()])
             run_rounds(grid, configuration, directory, checkpoint)
         except (Exception, KeyboardInterrupt):
             directory.give_up()

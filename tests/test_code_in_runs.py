@@ -162,7 +162,7 @@ def test_folders_and_data_sets_of_the_hub_are_no_code():
 
 
 def test_modules_in_a_run_directory_are_not_found(peer, monkeypatch):
-    """Else ``jinja2.py`` there would stand in for a package that is not installed."""
+    """Else ``wandb.py`` there would stand in for a package that is not installed."""
     monkeypatch.setattr(sys, "path", [])
     for folder in (peer, peer / "checkpoint"):
         monkeypatch.chdir(folder)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import write_parquet
 
-PLOTS = {"matplotlib", "networkx"}
+PLOTS = {"matplotlib"}
 # `torch._dynamo` is PyTorch's compiler, which takes as long to load as the rest of PyTorch.
 NEVER_ON_A_CLIENT = {
     "datasets",

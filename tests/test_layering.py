@@ -150,10 +150,10 @@ def test_private_names_of_other_libraries_stay_in_one_module_each():
             assert private_names_of_others(name, defined) <= allowed, name
 
 
-def test_the_report_and_the_plots_draw_what_the_analysis_prepares():
-    drawing = {"fedkd_flwr.plots", "fedkd_flwr.report"}
+def test_the_analysis_prepares_what_the_plots_draw_and_the_report_shows():
+    order = ["fedkd_flwr.analysis", "fedkd_flwr.plots", "fedkd_flwr.report"]
     for name in MODULES:
         own = ".".join(name.split(".")[:2])
-        if own in {"fedkd_flwr.analysis", *drawing}:
+        if own in order:
             loaded = {".".join(module.split(".")[:2]) for module in imports_of(name)}
-            assert not loaded & drawing - {own}, name
+            assert not loaded & {*order[order.index(own) + 1 :]}, name

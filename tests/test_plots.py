@@ -1,6 +1,5 @@
 """Figures: their lines, labels, colors and files."""
 
-import json
 from dataclasses import replace
 
 import matplotlib as mpl
@@ -13,7 +12,6 @@ import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis import figures, line_styles
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.evaluations import client_accuracies
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.models.darts.genotype import Choice, Genotype
@@ -52,7 +50,7 @@ def legend_of(figure):
 
 def figures_in(comparison):
     """Return the names of the figures of a comparison, drawn and not written."""
-    return {name for name, _ in plots.comparison._figures(comparison)}
+    return {name for name, _ in plots.comparison.figures_of(comparison)}
 
 
 def main_axes(figure):
@@ -74,20 +72,6 @@ def test_accuracy_over_rounds_has_a_line_per_method_and_bands_over_seeds(compari
     assert {line.get_color() for line in axes.lines} <= set(line_styles.COLORS)
 
 
-def test_accuracy_against_bytes_is_cumulative_and_local_is_a_horizontal_line(comparison, runs):
-    figure = plots.plot_accuracy_against_bytes(comparison)
-    axes = main_axes(figure)
-    lines = {line.get_label(): line for line in axes.lines}
-    assert set(lines) == {"kt-pfl", "perfed-ckt", "local (exchanges nothing)"}
-    rounds = runs["perfed-ckt", 0].rounds
-    sizes = (rounds["bytes_up"] + rounds["bytes_down"]).cumsum()
-    assert list(lines["perfed-ckt"].get_xdata()) == list(sizes)
-    level = np.mean([runs["local", seed].rounds["accuracy_mean"].iloc[-1] for seed in (0, 1)])
-    np.testing.assert_allclose(lines["local (exchanges nothing)"].get_ydata(), level)
-    assert axes.get_xscale() == "log"
-    assert axes.xaxis.get_major_formatter()(12_000, None) == "12 kB"
-
-
 def changed(run, **tables):
     """Return a run with some of its tables replaced."""
     other = fedkd_flwr.load_run(run.path)
@@ -95,19 +79,36 @@ def changed(run, **tables):
     return other
 
 
-def test_gain_against_bytes_has_a_marker_per_method_and_the_pareto_front(comparison):
-    figure = plots.plot_gain_against_bytes(comparison)
-    axes, table = main_axes(figure), comparison.table
-    drawn = {points.get_label(): points for points in axes.collections}
-    markers = {label: points for label, points in drawn.items() if not label.startswith("_")}
-    assert set(markers) == {"kt-pfl", "perfed-ckt"}
-    for label, points in markers.items():
-        ((size, gain),) = points.get_offsets()
-        assert (size, gain) == pytest.approx((table["bytes"][label], table["gain"][label]))
-    areas = {label: points.get_sizes()[0] for label, points in markers.items()}
-    steps = table["gradient_steps"]
-    assert (areas["kt-pfl"] > areas["perfed-ckt"]) == (steps["kt-pfl"] > steps["perfed-ckt"])
+def with_costs(comparison, **columns):
+    """Return a comparison with the table of other methods."""
+    return replace(comparison, table=pd.DataFrame(columns, index=list("abcd")))
+
+
+def test_the_pareto_front_is_named_and_the_rest_gray(comparison):
+    figure = plots.plot_gain_against_bytes(
+        with_costs(comparison, bytes=[10.0, 100.0, 200.0, 0.0], gain=[0.01, 0.05, 0.02, 0.0])
+    )
+    axes = main_axes(figure)
+    assert [text.get_text() for text in axes.texts] == ["a", "b"]
+    (others,) = axes.collections
+    assert others.get_offsets().tolist() == [[200.0, 0.02]]
+    assert to_rgba(plots.methods.GRAY) == tuple(others.get_facecolor()[0])
+    assert axes.lines[0].get_xydata().tolist() == [[10.0, 0.01], [100.0, 0.05]]
     assert axes.get_xscale() == "log"
+    assert axes.xaxis.get_major_formatter()(12_000, None) == "12 kB"
+
+
+def test_mean_gains_have_a_dot_per_seed_and_an_interval(comparison):
+    interval = replace(comparison.effects["kt-pfl"], low=-0.02, high=0.06)
+    axes = main_axes(plots.plot_mean_gain(replace(comparison, effects={"kt-pfl": interval})))
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    row = names.index("kt-pfl")
+    own = comparison.clients.query("method == 'kt-pfl'").groupby("seed")["gain"].mean()
+    np.testing.assert_allclose(axes.collections[row].get_offsets()[:, 0], own)
+    drawn = [line.get_xydata().tolist() for line in axes.lines]
+    assert [[-0.02, row], [0.06, row]] in drawn
+    assert [[own.mean(), row - 0.3], [own.mean(), row + 0.3]] in drawn
+    assert len(drawn) == 4  # the mean of each method, the interval and the line at zero
 
 
 def test_the_pareto_front_has_what_gains_more_than_everything_cheaper():
@@ -123,14 +124,10 @@ def test_a_seed_that_stopped_early_keeps_its_last_value(comparison, runs):
     }
     ends = {method: np.mean([run.rounds["accuracy_mean"].iloc[-1] for run in both])
             for method, both in groups.items()}  # fmt: skip
-    sizes = [run.rounds[["bytes_up", "bytes_down"]].sum().sum() for run in groups["kt-pfl"]]
     early = replace(comparison, groups=groups)
     for line in main_axes(plots.plot_accuracy_over_rounds(early)).lines:
         assert list(line.get_xdata()) == [1, 2, 3]
         assert line.get_ydata()[-1] == pytest.approx(ends[line.get_label()])
-    curve, level = main_axes(plots.plot_accuracy_against_bytes(early)).lines
-    assert list(curve.get_xydata()[-1]) == pytest.approx([np.mean(sizes), ends["kt-pfl"]])
-    np.testing.assert_allclose(level.get_ydata(), ends["local"])
 
 
 def test_a_round_counts_only_if_all_running_seeds_were_evaluated_in_it(runs):
@@ -152,9 +149,9 @@ def test_runs_without_evaluation_have_no_accuracy_figures(runs):
                        "last_round": None, "validation_round": None})  # fmt: skip
 
     failed = without_evaluation(runs["kt-pfl", 0])
-    assert figures_in(compare([failed])) == {"kt-pfl-coefficients", "partition"}
+    assert figures_in(compare([failed])) == {"kt-pfl coefficients", "partition"}
     mixed = figures_in(compare([failed, runs["local", 0]]))
-    assert {"accuracy-over-rounds", "accuracy-against-bytes", "clients-by-rank"} < mixed
+    assert "accuracy over rounds" in mixed
 
 
 @pytest.mark.parametrize("count", [3, 7, 35])
@@ -164,57 +161,6 @@ def test_every_method_with_several_seeds_has_a_band(comparison, runs, count):
     bands = main_axes(plots.plot_accuracy_over_rounds(many)).collections
     assert len(bands) == count
     assert all(band.get_alpha() > 0.02 for band in bands)
-
-
-def test_clients_by_rank_is_the_mean_over_seeds_of_sorted_clients(comparison, runs):
-    axes = main_axes(plots.plot_clients_by_rank(comparison))
-    lines = {line.get_label(): line.get_ydata() for line in axes.lines}
-    last = [client_accuracies(runs["kt-pfl", seed]) for seed in (0, 1)]
-    np.testing.assert_allclose(lines["kt-pfl"], np.mean([sorted(own) for own in last], axis=0))
-    assert set(lines) == {"kt-pfl", "local", "perfed-ckt"}
-    assert axes.yaxis.get_major_formatter()(0.875) == "87.5%"
-    assert axes.xaxis.get_major_formatter()(0.2) == "20%"
-
-
-def test_new_clients_are_drawn_below_the_clients_that_trained(comparison):
-    results = comparison.results.copy()
-    results["new_accuracy"] = results["accuracy"] / 2
-    results.loc[results["method"] == "perfed-ckt", "new_accuracy"] = np.nan
-    axes = main_axes(plots.plot_new_clients(replace(comparison, results=results)))
-    rows = [text.get_text() for text in axes.get_yticklabels()]
-    (alone,) = (line for line in axes.lines if line.get_ls() == "--")
-    lines = [line for line in axes.lines if line is not alone]
-
-    def drawn(method, shift):
-        place = rows.index(method) + shift
-        of_place = [line for line in lines if place in line.get_ydata()]
-        return sorted(x for line in of_place for x in line.get_xdata())
-
-    ours = results.query("method == 'kt-pfl'")
-    for shift, column in ((-0.16, "accuracy"), (0.16, "new_accuracy")):
-        expected = [*ours[column], ours[column].mean()]
-        np.testing.assert_allclose(drawn("kt-pfl", shift), sorted(expected))
-    assert drawn("perfed-ckt", -0.16) and not drawn("perfed-ckt", 0.16)
-    expected = results.query("method == 'local'")["new_accuracy"].mean()
-    assert list(alone.get_xdata()) == [expected, expected]
-    with pytest.raises(ValueError, match="No run has new clients"):
-        plots.plot_new_clients(comparison)
-
-
-def test_each_setting_of_local_has_a_reference_line_for_new_clients(comparison):
-    names = {"local": "local (learning-rate=0.05)", "kt-pfl": "local (learning-rate=0.1)"}
-    results = comparison.results.replace({"method": names})
-    results["new_accuracy"] = results["accuracy"] / 2
-    local = comparison.groups["local"]
-    groups = {names["local"]: local, names["kt-pfl"]: local,
-              "perfed-ckt": comparison.groups["perfed-ckt"]}  # fmt: skip
-    figure = plots.plot_new_clients(replace(comparison, results=results, groups=groups))
-    dashed = {line.get_label(): line for line in main_axes(figure).lines if line.get_ls() == "--"}
-    assert set(dashed) == {f"new clients of {name}" for name in names.values()}
-    for name in names.values():
-        mean = results[results["method"] == name]["new_accuracy"].mean()
-        np.testing.assert_allclose(dashed[f"new clients of {name}"].get_xdata(), mean)
-    assert len({line.get_color() for line in dashed.values()}) == 2
 
 
 def test_gain_over_local_has_a_point_per_client_and_seed(comparison):
@@ -228,18 +174,16 @@ def test_gain_over_local_has_a_point_per_client_and_seed(comparison):
     expected = clients[clients["method"] == "kt-pfl"]["gain"]
     np.testing.assert_allclose(sorted(points["kt-pfl"]), sorted(expected))
     share = (expected > 0).mean()
-    assert any(f"{share:.0%} of clients" in text.get_text() for text in axes.get_yticklabels())
+    assert any(f"{share:.0%} above local" in text.get_text() for text in axes.get_yticklabels())
 
 
 def test_figures_name_another_reference(runs):
     compared = compare(runs.values(), against="kt-pfl")
     axes = main_axes(plots.plot_gain_over_local(compared))
     assert axes.get_xlabel() == "Gain in accuracy over kt-pfl, in points"
-    assert all("clients above kt-pfl" in text.get_text() for text in axes.get_yticklabels())
-    help_figure = plots.plot_help(runs["kt-pfl", 0], runs["kt-pfl", 1], against="kt-pfl")
-    assert "over kt-pfl" in help_figure.axes[1].get_xlabel()
+    assert all("above kt-pfl" in text.get_text() for text in axes.get_yticklabels())
     names = figures_in(compared)
-    assert "gain-over-kt-pfl" in names and "gain-over-local" not in names
+    assert "gain over kt-pfl" in names and "gain over local" not in names
 
 
 def test_gain_over_local_requires_local_runs(runs):
@@ -261,6 +205,15 @@ def test_sharing_rows_are_receivers_and_columns_givers_ordered_by_labels(runs):
             assert drawn[i, j] == expected[receiver, giver]
     assert axes.get_xlabel().startswith("Giver") and axes.get_ylabel().startswith("Receiver")
     assert "coefficients after round 2" in axes.get_title()
+
+
+def test_the_scale_ends_at_the_largest_weight_between_two_clients(runs):
+    weights = np.array([[9, 0.4, 0, 0], [0.1, 9, 0, np.nan], [0, 0, 9, 0], [0, 0, 0, 9]], float)
+    nobody = np.full((4, 4), np.nan)
+    for matrix, limits in ((weights, (0, 0.4)), (nobody, (0, 1)), (np.eye(4), (0, 1))):
+        run = changed(runs["kt-pfl", 0], matrices={"coefficients": matrix[None]})
+        image = main_axes(plots.plot_sharing(run, order=[0, 1, 2, 3])).images[0]
+        assert image.get_clim() == limits
 
 
 def test_sharing_uses_the_given_order(runs):
@@ -291,25 +244,11 @@ def test_missing_rounds_and_matrices_raise_value_error(runs):
         plots.plot_clusters(run)
 
 
-def test_plot_help_draws_each_gain_next_to_its_receiver(runs, monkeypatch):
-    run, local = runs["kt-pfl", 0], runs["local", 0]
-    accuracies = {run: pd.Series([0.9, 0.8, 0.5, 0.6]), local: pd.Series([0.5, 0.5, 0.6, 0.6])}
-    monkeypatch.setattr(figures, "client_accuracies", accuracies.get)
-    figure = plots.plot_help(run, local, order=[2, 0, 3, 1])
-    heat_map, bars = figure.axes[:2]
-    drawn = np.ma.filled(heat_map.images[0].get_array(), np.nan)
-    assert np.isnan(np.diag(drawn)).all() and np.isnan(drawn).sum() == 4
-    assert drawn[0, 1] == run.matrices["coefficients"][-1][2, 0]
-    places = [bar.get_y() + bar.get_height() / 2 for bar in bars.patches]
-    np.testing.assert_allclose(places, [0, 1, 2, 3])
-    np.testing.assert_allclose([bar.get_width() for bar in bars.patches], [-0.1, 0.4, 0, 0.3])
-
-
 def test_clusters_are_drawn_by_client_and_round_in_palette_colors(runs):
     run = runs["perfed-ckt", 0]
     axes = main_axes(plots.plot_clusters(run, order=[3, 2, 1, 0]))
     image = axes.images[0]
-    followed = plots.follow_clusters(run.matrices["clusters"])
+    followed = figures.follow_clusters(run.matrices["clusters"])
     np.testing.assert_array_equal(image.get_array(), followed[:, ::-1].T)
     absent, first = image.cmap(image.norm([-1, 0]))
     assert tuple(absent) == to_rgba(plots.axes.ABSENT)
@@ -318,10 +257,10 @@ def test_clusters_are_drawn_by_client_and_round_in_palette_colors(runs):
 
 def test_clusters_keep_their_numbers_when_k_means_renumbers_them():
     labels = np.array([[0, 0, 1, 1], [1, 1, 0, 0], [-1, 0, 1, -1], [1, 1, 0, 1]])
-    followed = plots.follow_clusters(labels)
+    followed = figures.follow_clusters(labels)
     # In the third round clients 1 and 2 swap back; in the last, client 3 changes side.
     assert followed.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [-1, 0, 1, -1], [0, 0, 1, 0]]
-    assert plots.follow_clusters(np.full((2, 3), -1)).tolist() == [[-1] * 3] * 2
+    assert figures.follow_clusters(np.full((2, 3), -1)).tolist() == [[-1] * 3] * 2
 
 
 def test_label_counts_match_the_partition(runs):
@@ -341,111 +280,27 @@ def test_partition_is_drawn_as_a_heat_map_of_counts(runs):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Client", "Class")
 
 
-@pytest.fixture(scope="module")
-def distilled(tmp_path_factory):
-    """Two seeds of PersFL; client 1's pair of lambda 0.5 and T 5 diverged in the first."""
-    changes = {
-        "client-split": "60/20/20", "strategy": "persfl", "persfl.distillation-epochs": 1,
-        "persfl.imitation": "0,0.5,1", "persfl.temperatures": "1,5",
-    }  # fmt: skip
-    folder = tmp_path_factory.mktemp("distilled")
-    found = [
-        fedkd_flwr.run({**CONFIG, **changes, "seed": seed}, output_dir=folder / f"persfl{seed}")
-        for seed in (0, 1)
-    ]
-    file = found[0].path / "pairs.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    (row,) = [
-        row
-        for row in rows
-        if (row["partition_id"], row["lambda"], row["temperature"]) == (1, 0.5, 5.0)
-    ]
-    row |= {"accuracy": None, "validation_accuracy": None}
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [fedkd_flwr.load_run(run.path) for run in found]
-
-
-def accuracy_of(run, client, imitation, temperature):
-    pairs = run.table("pairs").set_index(["partition_id", "lambda", "temperature"])
-    return pairs.loc[(client, imitation, temperature), "accuracy"]
-
-
-def test_pairs_have_a_panel_per_client_and_a_line_per_temperature(distilled):
-    figure = plots.plot_pairs(distilled)
-    panels = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title() for axes in panels] == [f"Client {n}" for n in range(4)]
-    assert legend_of(figure) == ["T = 1", "T = 5"]
-    for client, axes in enumerate(panels):
-        for line, temperature in zip(axes.lines, (1.0, 5.0), strict=True):
-            assert list(line.get_xdata()) == [0.0, 0.5, 1.0]
-            expected = [
-                # T has no effect at lambda = 0; a pair that diverged counts in no mean.
-                np.nanmean([accuracy_of(run, client, share, temperature if share else 1.0)
-                            for run in distilled])
-                for share in (0.0, 0.5, 1.0)
-            ]  # fmt: skip
-            np.testing.assert_allclose(line.get_ydata(), expected)
-    assert main_axes(plots.plot_pairs(distilled[1])).lines[1].get_ydata()[1] == accuracy_of(
-        distilled[1], 0, 0.5, 5.0
-    )
-
-
-def test_the_surface_shows_validation_and_test_accuracy(distilled):
-    figure = plots.plot_surface(distilled[1])
-    for axes, column in zip(figure.axes, ("validation_accuracy", "accuracy"), strict=False):
-        means = distilled[1].table("pairs").groupby(["lambda", "temperature"])[column].mean()
-        drawn = np.asarray(axes.images[0].get_array())
-        plain = means[0.0, 1.0]
-        rows = [[plain, plain], *([means[share, 1.0], means[share, 5.0]] for share in (0.5, 1.0))]
-        np.testing.assert_allclose(drawn, rows)
-        assert axes.texts[2].get_text() == f"{100 * means[0.5, 1.0]:.1f}"
-    assert figure.axes[2].yaxis.get_major_formatter()(0.5) == "50%"
-    assert [text.get_text() for text in main_axes(figure).get_yticklabels()] == ["0", "0.5", "1"]
-
-
-def test_teacher_rounds_are_counted_over_clients_and_seeds(distilled):
-    axes = main_axes(plots.plot_teacher_rounds(distilled))
-    rounds = pd.concat([run.clients["teacher_round"].dropna() for run in distilled])
-    heights = [bar.get_height() for bar in axes.patches]
-    assert heights == [(rounds == server_round).sum() for server_round in range(4)]
-    assert sum(heights) == 8
-
-
-def test_teacher_rounds_of_a_continued_run_are_those_of_its_last_round(distilled):
-    run = distilled[0]
-    before = run.clients.dropna(subset="teacher_round").assign(round=1, teacher_round=0)
-    longer = changed(run, clients=pd.concat([before, run.clients]))
-
-    def heights(of):
-        bars = main_axes(plots.plot_teacher_rounds(of)).patches
-        return [bar.get_height() for bar in bars]
-
-    assert heights(longer) == heights(run)
-    assert sum(heights(longer)) == 4
-
-
-def test_pair_figures_are_part_of_a_comparison_and_require_persfl(distilled, runs):
-    names = figures_in(compare(distilled))
-    assert {"persfl-pairs", "persfl-surface", "persfl-teacher-rounds"} <= names
-    for plot in (plots.plot_pairs, plots.plot_surface, plots.plot_teacher_rounds):
-        with pytest.raises(ValueError, match=r"local0 has no (table of pairs|teachers)"):
-            plot(runs["local", 0])
-
-
 def test_all_figures_are_written_and_closed(comparison, tmp_path):
     from matplotlib import pyplot
 
+    before = pyplot.get_fignums()
     paths = plots.save_figures(comparison, tmp_path / "figures")
     assert {path.name for path in paths} == {
-        "accuracy-over-rounds.png", "accuracy-against-bytes.png", "clients-by-rank.png",
-        "gain-over-local.png", "gain-against-bytes.png",
-        "kt-pfl-coefficients.png", "kt-pfl-coefficients-help.png", "perfed-ckt-clusters.png",
+        "accuracy-over-rounds.png", "mean-gain-over-local.png", "gain-over-local.png",
+        "gain-against-bytes.png", "kt-pfl-coefficients.png", "perfed-ckt-clusters.png",
         "partition.png",
     }  # fmt: skip
     for path in paths:
         assert mpl.image.imread(path).std() > 0.01
     assert len(list((tmp_path / "figures").iterdir())) == len(paths)
-    assert pyplot.get_fignums() == []
+    assert pyplot.get_fignums() == before
+
+
+def test_a_label_that_looks_like_a_formula_is_drawn_as_it_is(runs, tmp_path):
+    alone = compare([runs["kt-pfl", 0]])
+    odd = replace(alone, groups={r"kt-pfl (models=$\frac$:x)": alone.groups["kt-pfl"]})
+    paths = plots.save_figures(odd, tmp_path, "svg")
+    assert "kt-pfl-models-frac-x-coefficients.svg" in {path.name for path in paths}
 
 
 def test_an_unwritable_folder_raises_a_one_line_error(comparison, tmp_path):

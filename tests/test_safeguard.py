@@ -17,7 +17,7 @@ from fedkd_flwr.cli import app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.plots import plot_gain_with_safeguard
-from fedkd_flwr.report.page import render_page
+from fedkd_flwr.report import render_page
 from fedkd_flwr.training.blending import (
     ONLY_METHOD,
     ONLY_PRIVATE,
@@ -360,7 +360,7 @@ def test_a_comparison_shows_both(base, tmp_path):
     limits = CliRunner().invoke(app, ["safeguard", copied]).stdout
     assert f"{tmp_path.name}: stopped is unfinished" in limits
     page = render_page(compared)
-    assert "Gain with a safeguard" in page and "fedavg, safeguarded" in page
+    assert "gain with safeguard" in page and "Gray: the method alone" in page
 
 
 def test_runs_without_a_safeguard_have_no_criterion(base, tmp_path):
@@ -368,6 +368,6 @@ def test_runs_without_a_safeguard_have_no_criterion(base, tmp_path):
     compared = compare(tmp_path)
     with pytest.raises(ConfigError, match="safeguard=blend"):
         criterion({"a": compared})
-    assert "Gain with a safeguard" not in render_page(compared)
+    assert "gain with safeguard" not in render_page(compared)
     with pytest.raises(ValueError, match="safeguard"):
         plot_gain_with_safeguard(compared)

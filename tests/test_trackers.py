@@ -11,7 +11,7 @@ from helpers import run_with
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.trackers.registry import TRACKERS
+from fedkd_flwr.config.run_config import TRACKERS
 from strategies.core.replies import TooFewRepliesError
 
 SMALLEST = {"strategy": "local", "models": "mlp", "max-samples": 240, "num-clients": 2}
@@ -172,30 +172,6 @@ def test_no_tracker_contacts_the_network(tracked, offline):
     assert offline.calls == 0
 
 
-def test_rounds_that_are_done_again_are_recorded_in_a_new_run(small, offline, tmp_path):
-    from mlflow import MlflowClient
-
-    settings = {**small, **SMALLEST, "num-server-rounds": 3, "keep-rounds": 3}
-    settings |= {"tracker": "mlflow,wandb"}
-    fedkd_flwr.run(settings, output_dir=tmp_path)
-    fedkd_flwr.resume(tmp_path, num_server_rounds=4, from_round=2)
-    run = fedkd_flwr.resume(tmp_path, num_server_rounds=5)
-    client = MlflowClient((tmp_path / "mlflow").as_uri())
-    experiment = client.get_experiment_by_name("fedkd-flwr").experiment_id
-    points = [
-        [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss_mean")]
-        for found in client.search_runs([experiment])
-    ]
-    expected = expected_series(run)["loss_mean"]
-    assert points == [expected, expected[:3]]  # the newest first
-    steps = {}
-    for file in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
-        found = [record.history.step.num for record in wandb_records(file) if record.history.item]
-        steps.setdefault(file.stem, []).extend(found)
-    name = f"run-{run.description['id']}"
-    assert steps == {name: [1, 2, 3], f"{name}-2": [1, 2, 3, 4, 5]}
-
-
 def test_a_tracker_that_comes_later_gets_the_rounds_before(small, offline, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -205,21 +181,6 @@ def test_a_tracker_that_comes_later_gets_the_rounds_before(small, offline, tmp_p
     found = [(event.step, event.value) for event in events.Scalars("loss_mean")]
     assert found == expected_series(run)["loss_mean"]
     assert "client_loss/0" not in events.Tags()["scalars"]
-
-
-def test_a_tracker_added_later_gets_earlier_rounds(small, offline, tmp_path):
-    from mlflow import MlflowClient
-
-    settings = {**small, **SMALLEST, "num-server-rounds": 1, "tracker": "mlflow"}
-    fedkd_flwr.run(settings, output_dir=tmp_path)
-    for last, tracker in ((2, ""), (3, ""), (4, "mlflow"), (5, "mlflow")):
-        run = fedkd_flwr.resume(tmp_path, num_server_rounds=last, tracker=tracker)
-    client = MlflowClient((tmp_path / "mlflow").as_uri())
-    experiment = client.get_experiment_by_name("fedkd-flwr").experiment_id
-    (found,) = client.search_runs([experiment])
-    history = client.get_metric_history(found.info.run_id, "loss_mean")
-    points = [(metric.step, metric.value) for metric in history]
-    assert points == expected_series(run)["loss_mean"]
 
 
 def test_a_tracker_that_fails_is_one_warning(small, offline, tmp_path, logged, monkeypatch):

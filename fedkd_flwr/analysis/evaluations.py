@@ -6,21 +6,6 @@ from fedkd_flwr.runs import Run
 from strategies.core.new_clients import NEW_CLIENTS
 
 
-def class_accuracies(run: Run) -> pd.DataFrame:
-    """Return each client's accuracy by class at the last evaluated round.
-
-    Returns
-    -------
-    DataFrame
-        One row per client, one column per class that some test split has, NaN for classes that the
-        client's own has not; no columns unless the run has ``measures = classes``.
-    """
-    rows = run.last_evaluations
-    totals = rows.filter(regex=r"^class_\d+_total$")
-    counted = sorted(int(str(name).split("_")[1]) for name in totals)
-    return pd.DataFrame({k: rows[f"class_{k}_correct"] / rows[f"class_{k}_total"] for k in counted})
-
-
 def client_accuracies(run: Run) -> pd.Series:
     """Return the clients' accuracies at the last evaluated round, by partition-id."""
     accuracies: pd.Series = run.last_evaluations["accuracy"]

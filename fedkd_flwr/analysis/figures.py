@@ -1,6 +1,6 @@
-"""What figures show; Matplotlib (`fedkd_flwr.plots`) and the report only draw it."""
+"""What figures show; `fedkd_flwr.plots` only draws it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.evaluations import client_accuracies
 from fedkd_flwr.analysis.line_styles import COLORS, line_styles
 from fedkd_flwr.analysis.safeguard_criterion import guarded_clients
 from fedkd_flwr.analysis.samples import label_counts
@@ -20,14 +19,11 @@ from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.runs import DamagedRunError, Run
 from strategies.core.randomness import random_generator
 
-CLIENT_GROUPS = {"accuracy": "clients that trained", "new_accuracy": "new clients"}
-"""Compared columns of a comparison's results, and the clients they are about."""
-
 # ---- Methods ---------------------------------------------------------------------------
 
 
 def accuracy_curve(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the means over seeds of accuracy and bytes, by round.
+    """Return the mean over seeds of accuracy, by round.
 
     Each row is the mean over all seeds. A seed that stopped early keeps its last values, and a
     round is left out if a seed that was still running was not evaluated in it.
@@ -40,8 +36,7 @@ def accuracy_curve(runs: Sequence[Run]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row per round: ``accuracy``, ``deviation``, its standard deviation, 0 for one
-        seed, and ``bytes``, exchanged so far, both ways.
+        One row per round: ``accuracy``, and ``deviation``, its standard deviation, 0 for one seed.
     """
     curves = [_curve_of_run(run) for run in runs]
     rounds = pd.concat(curves).index.unique()
@@ -56,10 +51,9 @@ def accuracy_curve(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _curve_of_run(run: Run) -> pd.DataFrame:
-    """Return the bytes exchanged so far and the mean accuracy, by evaluated round."""
+    """Return the mean accuracy by evaluated round."""
     rounds = run.rounds.set_index("round").rename(columns={"accuracy_mean": "accuracy"})
-    rounds["bytes"] = (rounds["bytes_up"] + rounds["bytes_down"]).cumsum()
-    return rounds.loc[rounds["accuracy"].notna(), ["bytes", "accuracy"]].astype(float)
+    return rounds.loc[rounds["accuracy"].notna(), ["accuracy"]].astype(float)
 
 
 def gains_by_method(comparison: Comparison) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
@@ -95,25 +89,6 @@ def _with_styles(
 
 def _jitter(row: int, number: int) -> NDArray[np.float64]:
     return random_generator(0, "figure", row).uniform(-1, 1, number)
-
-
-def accuracies_by_rank(comparison: Comparison, label: str) -> pd.Series:
-    """Return a method's accuracies from its worst client, at 0, to its best, at 1.
-
-    Each rank is a mean over seeds. If some clients were not evaluated, the others still cover the
-    whole width.
-    """
-    own = comparison.clients[comparison.clients["method"] == label]
-    by_seed = own["accuracy"].groupby(own["seed"])
-    ranks = np.linspace(0, 1, max(by_seed.count(), default=0))
-    by_rank: pd.Series = by_seed.quantile(ranks.tolist()).groupby(level=1).mean()
-    return by_rank
-
-
-def results_over_seeds(comparison: Comparison, label: str, column: str) -> pd.DataFrame:
-    """Return the results of a method's runs, one row per seed that has a value in a column."""
-    results = comparison.results
-    return results[(results["method"] == label) & results[column].notna()]
 
 
 # ---- Titles ----------------------------------------------------------------------------
@@ -180,11 +155,6 @@ def client_order(run: Run, order: Sequence[int] | None) -> tuple[NDArray[np.int6
     return leaves_list(tree).astype(np.int64), ", ordered by labels"
 
 
-def gains_over(local: Run, run: Run, clients: NDArray[np.int64]) -> pd.Series:
-    """Return what some clients of a run gain in accuracy over a run of `local`."""
-    return (client_accuracies(run) - client_accuracies(local)).reindex(clients)
-
-
 # ---- Who learns from whom --------------------------------------------------------------
 
 
@@ -195,16 +165,16 @@ def sharing_matrices(run: Run) -> list[str]:
     return square if clients > 1 else []
 
 
-def ordered_matrices(
-    run: Run, name: str, rounds: Sequence[int], order: Sequence[int] | None = None
+def ordered_matrix(
+    run: Run, name: str, server_round: int, order: Sequence[int] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], str]:
-    """Return a matrix of a run in some rounds, and the order of its clients; see `client_order`.
+    """Return a matrix of a run in a round, and the order of its clients; see `client_order`.
 
-    The matrix has the shape (rounds, N, N): receiver, giver.
+    The matrix has the shape (N, N): receiver, giver.
     """
     clients, ordered = client_order(run, order)
-    matrices = run.matrices[name][np.asarray(rounds) - 1].astype(np.float64)
-    return matrices[:, clients][:, :, clients], clients, ordered
+    matrix = run.matrices[name][server_round - 1].astype(np.float64)
+    return matrix[np.ix_(clients, clients)], clients, ordered
 
 
 def clusters_of(
@@ -250,30 +220,3 @@ def follow_clusters(labels: NDArray[np.int64]) -> NDArray[np.int64]:
         row[now >= 0] = number[now[now >= 0]]
         last_known = np.where(now >= 0, row, last_known)
     return followed
-
-
-def cluster_members(run: Run, rounds: Iterable[int]) -> list[str]:
-    """Return the members of each cluster as text, for each of some rounds.
-
-    Parameters
-    ----------
-    run : Run
-        A run of a method that clusters clients.
-    rounds : iterable of int
-        Counted from 1.
-
-    Returns
-    -------
-    list of str
-        One text per round.
-    """
-    labels = follow_clusters(run.matrices["clusters"])
-    return [_members(labels[number - 1]) for number in rounds]
-
-
-def _members(labels: NDArray[np.int64]) -> str:
-    parts = []
-    for label in sorted(set(labels.tolist()), key=lambda label: (label < 0, label)):
-        clients = ", ".join(map(str, np.flatnonzero(labels == label)))
-        parts.append(f"cluster {label}: {clients}" if label >= 0 else f"absent: {clients}")
-    return "; ".join(parts)

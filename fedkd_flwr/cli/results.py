@@ -178,10 +178,8 @@ def report(
 ) -> None:
     """Write a web page that compares runs on the same splits; it works offline."""
     with one_clear_line():
-        from fedkd_flwr.report import require_extra, write_report
-
-        require_extra()
         from fedkd_flwr.analysis.comparison import compare
+        from fedkd_flwr.report import write_report
 
         say(f"Report: {write_report(compare(runs, allow_code=allow_code or ()), output)}")
 
@@ -207,8 +205,8 @@ def print_across(
     ranked = compare_across(folders, against, per_seed)
     echo(ranked.to_markdown())
     if figures is not None and not ranked.pairs.empty:
+        from fedkd_flwr.plots import plot_ranks
         from fedkd_flwr.plots.files import write_figures
-        from fedkd_flwr.plots.ranks import plot_ranks
 
         say_figures(write_figures([("ranks", plot_ranks(ranked))], figures, figure_format))
 

@@ -1,23 +1,61 @@
 """The keys that all methods share, as groups that are declared beside the code that reads them."""
 
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
+from fedkd_flwr.config.errors import ConfigError
 from fedkd_flwr.data.registry import HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.methods import Method, find_method
 from fedkd_flwr.models.settings import ModelSettings
-from fedkd_flwr.trackers.settings import TrackerSettings
 from fedkd_flwr.training.settings import DPSGDSettings, TrainingSettings
 from strategies.core.plan import PlanSettings, RunPlan
-from strategies.core.settings_groups import NO_EFFECT_ON_RESULTS, SettingsGroup, fitting
+from strategies.core.settings_groups import (
+    NO_EFFECT_ON_RESULTS,
+    SettingsGroup,
+    Words,
+    fitting,
+    some_of,
+)
 
 MOST_THREADS = 1024
 """Upper limit of threads: PyTorch crashes without a message when the machine cannot start them."""
 
 Device = Annotated[str, fitting(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:N")]
 """A device of PyTorch as it is written in a run config."""
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""Each is also the name of an extra, of a package, and of a folder in the run directory."""
+
+
+class TrackerSettings(SettingsGroup):
+    """Trackers of experiments.
+
+    Attributes
+    ----------
+    tracker : tuple of str
+        What the server writes the rounds to besides the run directory, some of ``tensorboard``,
+        ``wandb`` and ``mlflow``, separated by commas; empty for none. Each is an extra of that
+        name.
+    tracker_clients : bool
+        Whether trackers get each client's numbers too.
+    """
+
+    tracker: Annotated[Words, AfterValidator(some_of(TRACKERS)), NO_EFFECT_ON_RESULTS] = ()
+    tracker_clients: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
+
+    def require_installed(self) -> None:
+        """Check that the trackers are installed here; a `ConfigError` says how to install one."""
+        for name in self.tracker:
+            found = find_spec(name)
+            # A folder of that name, such as those of wandb, is found too, without an origin.
+            if found is None or found.origin is None:
+                raise ConfigError(
+                    f"tracker = {name} is not installed where the server runs: "
+                    f"`uv sync --extra {name}`, or `pip install 'fedkd-flwr[{name}]'`."
+                )
 
 
 class RunConfig(SettingsGroup):

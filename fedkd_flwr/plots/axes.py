@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.analysis.columns import in_bytes
 
-LABEL_WIDTH = 60
+LABEL_WIDTH = 52
 """Maximum line length of a label in a legend."""
 
 LINE_HEIGHT = 0.21
@@ -20,7 +20,7 @@ LINE_HEIGHT = 0.21
 ABSENT = "#DDDDDD"
 """Color of clients without a cluster, and of cells without an edge."""
 
-FIGURE_WIDTH = 6.4
+FIGURE_WIDTH = 5.6
 """Width of a figure, in inches."""
 
 
@@ -66,8 +66,8 @@ def bytes_across(axes: Axes) -> None:
 
 
 def client_ticks(clients: NDArray[np.int64]) -> tuple[list[int], list[str]]:
-    """Return positions and labels of ticks, at most 25 of them."""
-    step = -(-len(clients) // 25)
+    """Return positions and labels of ticks, at most 15 of them."""
+    step = -(-len(clients) // 15)
     places = list(range(0, len(clients), step))
     return places, [str(clients[place]) for place in places]
 
@@ -77,7 +77,7 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     labels = [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]
     widest = max(len(line) for label in labels for line in label.splitlines())
-    most = max(1, min(4, 70 // (widest + 6)))
+    most = max(1, min(4, 60 // (widest + 6)))
     rows = -(-len(labels) // most)
     columns = -(-len(labels) // rows)
     lines = rows * max(label.count("\n") + 1 for label in labels)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import networkx
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
 
 from fedkd_flwr.analysis.genotypes import client_genotypes
 from fedkd_flwr.models.darts.derivation import Rule
@@ -24,13 +24,15 @@ _DOWN_THEN_RIGHT = "angle,angleA=-90,angleB=180,rad=6"
 _RIGHT_THEN_DOWN = "angle,angleA=0,angleB=90,rad=6"
 _STRAIGHT = "arc3"
 
+Place = tuple[int, int]
+"""Column and lane."""
+
 
 def genotype_figure(genotype: Genotype) -> Figure:
     """Draw the normal cell above the reduction cell.
 
     Filled boxes are states, white boxes are operations. A line has the color of the state in which
     it starts.
-
     """
     cells = {"Normal cell": genotype.normal, "Reduction cell": genotype.reduce}
     # One lane per edge, and four for the inputs, the output and the title.
@@ -105,67 +107,42 @@ def _draw_cell(axes: Axes, cell: tuple[Node, ...]) -> None:
     Each edge has its own lane: a line goes down from its source to the lane, right to its
     operation, and from there to its node. Later nodes have lower lanes, so no line crosses a box.
     """
-    states = [*_INPUTS, *(f"node {node}" for node in range(len(cell)))]
-    graph = networkx.DiGraph()
-    places = {_INPUTS[0]: (0, 0), _INPUTS[1]: (1, 0)}
-    operations: dict[str, str] = {}
+    places = [(0, 0), (1, 0)]
+    end = (2 * len(cell) + 2, -sum(map(len, cell)) - 1)
     lane = 0
-    for state, choices in enumerate(cell, start=CELL_INPUTS):
-        column = 2 * (state - CELL_INPUTS) + 2
+    for node, choices in enumerate(cell):
+        column = 2 * node + 2
+        # The node is level with the last of its operations.
+        place = (column + 1, -lane - len(choices))
         for operation, source in choices:
             lane += 1
-            box = f"{states[source]} to {states[state]}"
-            operations[box] = operation.replace("_", " ")
-            places[box] = (column, -lane)
-            color = _state_color(source)
-            graph.add_edge(states[source], box, color=color, bend=_DOWN_THEN_RIGHT)
-            graph.add_edge(box, states[state], color=color, bend=_RIGHT_THEN_DOWN)
-        # The node is level with the last of its operations.
-        places[states[state]] = (column + 1, -lane)
-        graph.edges[box, states[state]]["bend"] = _STRAIGHT
-        graph.add_edge(states[state], _OUTPUT, color=_state_color(state), bend=_RIGHT_THEN_DOWN)
-    places[_OUTPUT] = (2 * len(cell) + 2, -lane - 1)
-
-    axes.set_xlim(-0.7, places[_OUTPUT][0] + 0.7)
-    axes.set_ylim(places[_OUTPUT][1] - 0.7, 0.7)
-    for start, end, line in graph.edges(data=True):
-        networkx.draw_networkx_edges(
-            graph,
-            places,
-            [(start, end)],
-            edge_color=line["color"],
-            connectionstyle=line["bend"],
-            arrowstyle="-",
-            width=1.5,
-            node_size=0,
-            ax=axes,
-        )
-    _draw_boxes(axes, graph, places, operations, text="black", fill="white", border="#888888")
-    for state, name in enumerate(states):
+            box, color = (column, -lane), _state_color(source)
+            _line(axes, places[source], box, color, _DOWN_THEN_RIGHT)
+            _line(axes, box, place, color, _STRAIGHT if -lane == place[1] else _RIGHT_THEN_DOWN)
+            _box(axes, box, operation.replace("_", " "), fill="white", border="#888888")
+        places.append(place)
+    for state, place in enumerate(places):
         color = _state_color(state)
-        _draw_boxes(axes, graph, places, {name: name}, text="white", fill=color, border=color)
-    labels = {_OUTPUT: _OUTPUT}
-    color = _OUTPUT_COLOR
-    _draw_boxes(axes, graph, places, labels, text="white", fill=color, border=color)
+        name = _INPUTS[state] if state < CELL_INPUTS else f"node {state - CELL_INPUTS}"
+        if state >= CELL_INPUTS:
+            _line(axes, place, end, color, _RIGHT_THEN_DOWN)
+        _box(axes, place, name, fill=color, border=color, text="white")
+    _box(axes, end, _OUTPUT, fill=_OUTPUT_COLOR, border=_OUTPUT_COLOR, text="white")
+    axes.set_xlim(-0.7, end[0] + 0.7)
+    axes.set_ylim(end[1] - 0.7, 0.7)
 
 
-def _draw_boxes(
-    axes: Axes,
-    graph: networkx.DiGraph,
-    places: dict[str, tuple[int, int]],
-    labels: dict[str, str],
-    text: str,
-    fill: str,
-    border: str,
-) -> None:
-    networkx.draw_networkx_labels(
-        graph,
-        places,
-        labels,
-        font_size=_FONT_SIZE,
-        font_color=text,
-        bbox={"boxstyle": "round,pad=0.3", "facecolor": fill, "edgecolor": border},
-        ax=axes,
+def _line(axes: Axes, start: Place, end: Place, color: str, bend: str) -> None:
+    line = FancyArrowPatch(
+        start, end, arrowstyle="-", connectionstyle=bend, color=color, lw=1.5, shrinkA=0, shrinkB=0
+    )
+    axes.add_patch(line)
+
+
+def _box(axes: Axes, place: Place, name: str, fill: str, border: str, text: str = "black") -> None:
+    box = {"boxstyle": "round,pad=0.3", "facecolor": fill, "edgecolor": border}
+    axes.text(
+        *place, name, fontsize=_FONT_SIZE, color=text, ha="center", va="center", bbox=box, zorder=3
     )
 
 

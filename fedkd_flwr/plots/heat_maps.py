@@ -1,16 +1,27 @@
-"""Matrices as heat maps: accuracy of clients by class, and samples by client and class."""
+"""Matrices as heat maps: who learns from whom, clusters by round, and the split of the data."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedkd_flwr.analysis.evaluations import class_accuracies
-from fedkd_flwr.analysis.figures import run_title
+from fedkd_flwr.analysis.cross import Cross
+from fedkd_flwr.analysis.figures import (
+    client_order,
+    cluster_colors,
+    clusters_of,
+    data_title,
+    ordered_matrix,
+    run_title,
+    sharing_matrices,
+)
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.plots.axes import ABSENT, FIGURE_WIDTH, client_ticks, new_figure, percent
 from fedkd_flwr.runs import Run
@@ -46,31 +57,98 @@ def draw_matrix(
     return image
 
 
-def plot_classes(run: Run) -> Figure:
-    """Draw each client's accuracy by class after the last round.
+def plot_sharing(
+    run: Run,
+    server_round: int | None = None,
+    name: str | None = None,
+    order: Sequence[int] | None = None,
+) -> Figure:
+    """Draw a coefficient or sharing matrix as a heat map: who learns from whom.
 
-    Classes that are not in a client's test split are gray.
+    The color scale ends at the largest weight between two clients. A client's weight for itself is
+    often so large that the others could not be distinguished.
 
     Parameters
     ----------
     run : Run
-        A run with ``measures = classes``.
+        A run of a method with such a matrix.
+    server_round : int, optional
+        The round; the last one by default.
+    name : str, optional
+        Name of the matrix; the first one by default.
+    order : sequence of int, optional
+        Partition-ids from top to bottom; by default clients with similar labels are adjacent.
 
     Raises
     ------
     ValueError
-        If the run has no accuracy by class.
+        If the run has no such matrix or round.
     """
-    accuracies = class_accuracies(run)
-    if accuracies.empty:
-        raise ValueError(f"{run.path.name} has no accuracy by class; run it with measures=classes.")
-    figure, axes = new_figure("Class", "Client", grid=False)
+    names = sharing_matrices(run)
+    if not names or (name and name not in names):
+        what = f"matrix {name}" if name else "matrix of receivers and givers"
+        raise ValueError(f"{run.path.name} has no {what}.")
+    name = name or names[0]
+    rounds = len(run.matrices[name])
+    server_round = rounds if server_round is None else server_round
+    if not 1 <= server_round <= rounds:
+        raise ValueError(f"Round {server_round} is outside 1..{rounds}.")
+    matrix, clients, ordered = ordered_matrix(run, name, server_round, order)
+    figure, axes = new_figure(f"Giver{ordered}", f"Receiver{ordered}", grid=False)
     figure.set_size_inches(FIGURE_WIDTH, 0.9 * FIGURE_WIDTH)
-    image = draw_matrix(
-        axes, accuracies.to_numpy(), accuracies.index.to_numpy(), accuracies.columns.to_numpy()
+    between = matrix[~np.eye(len(clients), dtype=bool)]
+    known = between[np.isfinite(between)]  # NaN is a client that had not joined
+    lowest, highest = (known.min(), known.max()) if len(known) else (0.0, 1.0)
+    # If all weights are equal, as in FedMD, the color scale still needs two different ends.
+    if highest - lowest < 1e-9:
+        lowest, highest = 0.0, 2 * highest or 1.0
+    image = draw_matrix(axes, matrix, clients, clients, limits=(lowest, highest))
+    figure.colorbar(image, ax=axes, label="Weight of the giver", extend="max")
+    title = f"{run_title(run)}\n{name} after round {server_round}"
+    axes.set_title(title, fontsize="medium")
+    return figure
+
+
+def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
+    """Draw each client's cluster over rounds; gray where a client did not participate.
+
+    Parameters
+    ----------
+    run : Run
+        A run of a method that clusters clients.
+    order : sequence of int, optional
+        Partition-ids from top to bottom; by default clients with similar labels are adjacent.
+
+    Raises
+    ------
+    ValueError
+        If the run has no clusters.
+    """
+    if "clusters" not in run.matrices:
+        raise ValueError(f"{run.path.name} has no clusters.")
+    labels, clients, ordered = clusters_of(run, order)
+    number, rounds = labels.shape
+    colors = cluster_colors(labels)
+    palette = ListedColormap([ABSENT, *colors])
+    figure, axes = new_figure("Round", f"Client{ordered}", grid=False)
+    figure.set_size_inches(FIGURE_WIDTH, max(2.4, 1.2 + 0.22 * number))
+    image = axes.imshow(
+        labels,
+        cmap=palette,
+        norm=BoundaryNorm(np.arange(-1.5, len(colors)), palette.N),
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0.5, rounds + 0.5, number - 0.5, -0.5),
     )
-    figure.colorbar(image, ax=axes, label="Accuracy on the client's test split", format=percent)
-    axes.set_title(f"{run_title(run)}: accuracy by class", fontsize="medium")
+    axes.set_yticks(*client_ticks(clients))
+    axes.set_yticks(np.arange(number + 1) - 0.5, minor=True)
+    axes.grid(which="minor", axis="y", color="white", lw=1)
+    axes.tick_params(which="minor", length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    bar = figure.colorbar(image, ax=axes, ticks=range(-1, len(colors)), label="Cluster")
+    bar.ax.minorticks_off()
+    bar.ax.set_yticklabels(["absent", *map(str, range(len(colors)))])
+    axes.set_title(run_title(run), fontsize="medium")
     return figure
 
 
@@ -93,5 +171,38 @@ def plot_partition(run: Run) -> Figure:
     clients, classes = counts.index.to_numpy(), counts.columns.to_numpy()
     image = draw_matrix(axes, matrix, classes, clients, limits=(0, matrix.max()))
     figure.colorbar(image, ax=axes, label="Samples")
-    axes.set_title(run_title(run), fontsize="medium")
+    axes.set_title(data_title(run), fontsize="medium")
+    return figure
+
+
+def plot_cross(crossed: Cross) -> Figure:
+    """Draw cross-client accuracy next to each coefficient matrix.
+
+    Rows are receivers and columns are givers in all panels. The left panel shows the accuracy of
+    the giver's model on the receiver's test data. The other panels omit the diagonal: a client's
+    weight for itself is often so large that the other weights could not be distinguished.
+    """
+    clients, ordered = client_order(crossed.run, None)
+    count = 1 + len(crossed.coefficients)
+    size = (FIGURE_WIDTH * max(1.0, 0.8 * count), 0.9 * FIGURE_WIDTH)
+    figure = Figure(figsize=size, layout="constrained")
+    left, *right = figure.subplots(1, count, squeeze=False)[0]
+    bar: dict[str, Any] = {"location": "bottom", "shrink": 0.8}
+    pick = np.ix_(clients, clients)
+    image = draw_matrix(left, crossed.accuracies.T[pick], clients, clients)
+    label = "Accuracy of the giver's model"
+    figure.colorbar(image, ax=left, label=label, format=percent, **bar)
+    for axes, (name, matrix) in zip(right, crossed.coefficients.items(), strict=True):
+        shown = np.where(np.eye(len(clients), dtype=bool), np.nan, matrix[pick])
+        # If all weights are 0, the color scale still needs two different ends.
+        highest = float(np.nanmax(shown, initial=0)) or 1.0
+        image = draw_matrix(axes, shown, clients, clients, (0, highest))
+        figure.colorbar(image, ax=axes, label=f"Weight of the giver, {name}", **bar)
+        known = crossed.known_correlations(name)
+        mean = f"{known.mean():+.2f}, mean over receivers" if len(known) else "undefined"
+        axes.set_title(f"Rank correlation {mean}", fontsize="medium")
+    for axes in (left, *right):
+        axes.set_xlabel(f"Giver{ordered}")
+    left.set_ylabel(f"Receiver and its test data{ordered}")
+    figure.suptitle(run_title(crossed.run), fontsize="medium")
     return figure

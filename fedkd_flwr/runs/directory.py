@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from fedkd_flwr.config.run_config import TRACKERS
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.files import open_private, sync, write_arrays, write_text
 from fedkd_flwr.memory import PROGRESS
@@ -58,7 +59,6 @@ from fedkd_flwr.runs.writing import (
     sync_round,
     write_json,
 )
-from fedkd_flwr.trackers.registry import TRACKERS
 from strategies.core.flower import log
 from strategies.core.rounds import Observer, RoundRecord
 

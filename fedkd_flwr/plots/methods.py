@@ -1,0 +1,231 @@
+"""Figures that compare methods: accuracy, gain over the reference, cost, and ranks."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedkd_flwr.analysis.across import Across
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.figures import (
+    accuracy_curve,
+    comparison_title,
+    gains_by_method,
+    gains_with_cost,
+    gains_with_safeguard,
+    pareto_front,
+)
+from fedkd_flwr.analysis.line_styles import COLORS, line_styles
+from fedkd_flwr.plots.axes import (
+    FIGURE_WIDTH,
+    bytes_across,
+    in_percent,
+    in_points,
+    legend_below,
+    new_figure,
+)
+
+GRAY = "#888888"
+"""Color of gains without the safeguard, and of methods off the Pareto front."""
+
+MANY_POINTS = 500
+"""Points of a method from which on a vector graphic holds them as an image."""
+
+NAME_WIDTH = 28
+"""Maximum line length of a method's name beside its row."""
+
+
+def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
+    """Plot mean accuracy over rounds.
+
+    A band is one standard deviation over seeds on each side. With more methods the bands
+    are paler.
+    """
+    figure, axes = new_figure("Round", "Mean accuracy over clients")
+    in_percent(axes.yaxis)
+    axes.set_title(comparison_title(comparison), fontsize="medium")
+    alpha = min(0.14, 0.9 / len(comparison.groups))
+    for label, runs, style in line_styles(comparison):
+        curve = accuracy_curve(runs)
+        mean, spread = curve["accuracy"], curve["deviation"]
+        axes.plot(curve.index, mean, label=label, **style)
+        if spread.any():
+            axes.fill_between(
+                curve.index, mean - spread, mean + spread, color=style["color"], alpha=alpha, lw=0
+            )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend_below(figure, axes)
+    return figure
+
+
+def plot_mean_gain(comparison: Comparison) -> Figure:
+    """Plot each method's mean gain over the reference: a dot per seed, and the 95% interval.
+
+    Raises
+    ------
+    ValueError
+        If there is no run of the reference with the seed of another run.
+    """
+    shown, against = _gains(comparison), comparison.against
+    figure, axes = new_figure(f"Gain in mean accuracy over {against}, in points", "")
+    for row, (label, style, own) in enumerate(shown):
+        seeds = own.groupby("seed")["gain"].mean()
+        axes.scatter(seeds, [row] * len(seeds), s=26, color=style["color"], alpha=0.8, lw=0)
+        axes.plot([seeds.mean()] * 2, [row - 0.3, row + 0.3], color="black", lw=2)
+        if (effect := comparison.effects.get(label)) and np.isfinite(effect.low + effect.high):
+            axes.plot([effect.low, effect.high], [row] * 2, color="black", lw=1.2)
+    _rows(figure, axes, [label for label, _, _ in shown])
+    axes.set_title(f"{comparison_title(comparison)}\nOne dot per seed", fontsize="medium")
+    return figure
+
+
+def plot_gain_over_local(comparison: Comparison) -> Figure:
+    """Plot each client's gain in accuracy over the reference, one point per client and seed.
+
+    Raises
+    ------
+    ValueError
+        If there is no run of the reference with the seed of another run.
+    """
+    shown, against = _gains(comparison), comparison.against
+    figure, axes = new_figure(f"Gain in accuracy over {against}, in points", "")
+    for row, (_, style, own) in enumerate(shown):
+        gain = own["gain"].to_numpy()
+        axes.scatter(
+            gain, row + 0.22 * own["jitter"], s=22, color=style["color"], alpha=0.6, lw=0,
+            rasterized=len(gain) > MANY_POINTS,
+        )  # fmt: skip
+        axes.plot([gain.mean()] * 2, [row - 0.34, row + 0.34], color="black", lw=2)
+    shares = comparison.table["beats_local"]
+    _rows(figure, axes, [f"{name}\n{shares[name]:.0%} above {against}" for name, _, _ in shown])
+    title = f"{comparison_title(comparison)}\nOne dot per client and seed; the bar is the mean"
+    axes.set_title(title, fontsize="medium")
+    return figure
+
+
+def plot_gain_with_safeguard(comparison: Comparison) -> Figure:
+    """Plot each client's gain over its private model, without and with the safeguard.
+
+    Raises
+    ------
+    ValueError
+        If no run has a safeguard.
+    """
+    shown = gains_with_safeguard(comparison)
+    if not shown:
+        raise ValueError("No run of the comparison has a safeguard.")
+    figure, axes = new_figure("Gain in accuracy over the private model, in points", "")
+    for row, (_, style, own) in enumerate(shown):
+        for name, place, color in (
+            ("method_gain", row - 0.2, GRAY),
+            ("safeguarded_gain", row + 0.2, style["color"]),
+        ):
+            gain = own[name].to_numpy()
+            axes.scatter(
+                gain, place + 0.14 * own["jitter"], s=16, color=color, alpha=0.6, lw=0,
+                rasterized=len(gain) > MANY_POINTS,
+            )  # fmt: skip
+            axes.plot([gain.mean()] * 2, [place - 0.18, place + 0.18], color="black", lw=2)
+    _rows(
+        figure,
+        axes,
+        [
+            f"{label}\nworse: {own['method_harmed'].mean():.0%} alone,\n"
+            f"{own['safeguarded_harmed'].mean():.1%} safeguarded"
+            for label, _, own in shown
+        ],
+    )
+    axes.set_title(
+        f"{comparison_title(comparison)}\nGray: the method alone; color: safeguarded.\n"
+        "One dot per client and seed; the bar is the mean",
+        fontsize="medium",
+    )
+    return figure
+
+
+def plot_gain_against_bytes(comparison: Comparison) -> Figure:
+    """Plot each method's mean gain over the reference against the bytes of a run.
+
+    A line joins the Pareto front, whose methods are named: no other method gains as much with as
+    few bytes. The other methods are gray.
+
+    Raises
+    ------
+    ValueError
+        If no method with a gain exchanges anything.
+    """
+    shown, reference = gains_with_cost(comparison), comparison.against
+    if shown.empty:
+        raise ValueError("No method of the comparison both has a gain and exchanges something.")
+    figure, axes = new_figure(
+        "Bytes of a run, both ways, all clients", f"Mean gain over {reference}, in points"
+    )
+    front = shown.loc[pareto_front(shown["bytes"], shown["gain"])]
+    others = shown.drop(index=front.index)
+    axes.scatter(others["bytes"], others["gain"], s=30, color=GRAY, lw=0)
+    axes.plot(front["bytes"], front["gain"], color=COLORS[0], marker="o", ms=7, lw=1, ls="--")
+    for label, row in front.iterrows():
+        # Nothing is above and left of the front, so there is room for names.
+        axes.annotate(
+            textwrap.fill(str(label), NAME_WIDTH), (row["bytes"], row["gain"]),
+            xytext=(-6, 6), textcoords="offset points", ha="right", fontsize="small",
+        )  # fmt: skip
+    axes.axhline(0, color="black", lw=1, ls=":")
+    axes.set_title(
+        f"{comparison_title(comparison)}\nNamed: nothing as cheap gains as much", fontsize="medium"
+    )
+    bytes_across(axes)
+    axes.margins(x=0.3, y=0.15)
+    in_points(axes.yaxis)
+    return figure
+
+
+def plot_ranks(across: Across) -> Figure:
+    """Plot mean ranks; a bar joins methods that the Nemenyi test does not show to differ.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than three methods.
+    """
+    if across.pairs.empty:
+        raise ValueError("A critical-difference diagram needs at least three methods.")
+    import scikit_posthocs  # deferred: takes seconds to load
+
+    figure = Figure(figsize=(9, 1.5 + 0.3 * len(across.table)), layout="constrained")
+    axes = figure.subplots()
+    scikit_posthocs.critical_difference_diagram(across.table["rank"], across.pairs, ax=axes)
+    axes.set_title(f"Mean ranks over {across.units}, 1 is best", fontsize="medium")
+    return figure
+
+
+def _gains(comparison: Comparison) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
+    """Return the gains by method, at least one."""
+    shown = gains_by_method(comparison)
+    if not shown:
+        raise ValueError(
+            f"There is no run of {comparison.against} with the same seed to compare with."
+        )
+    return shown
+
+
+def _rows(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
+    """Give each method a row, and draw a line where it gains nothing."""
+    lines = [
+        "\n".join(
+            textwrap.fill(line, NAME_WIDTH, break_on_hyphens=False) for line in name.split("\n")
+        )
+        for name in names
+    ]
+    heights = sum(max(0.5, 0.17 * (1 + line.count("\n"))) for line in lines)
+    figure.set_size_inches(FIGURE_WIDTH, 1.4 + heights)
+    axes.set_yticks(range(len(names)), lines, fontsize="small")
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.axvline(0, color="black", lw=1, ls=":")
+    in_points(axes.xaxis)

@@ -1,1 +1,0 @@
-"""Trackers of experiments: TensorBoard, Weights & Biases, MLflow, each with a run's rounds."""
