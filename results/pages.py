@@ -77,8 +77,8 @@ def number(row: pd.Series, column: str) -> str:
         return in_bytes(value)
     if column == "p":
         return f"{value:.2g}"
-    is_count = column != "accuracy" and f"{column}_low" not in row and float(value).is_integer()
-    if column in WHOLE or (is_count and column != "theirs"):
+    is_count = f"{column}_low" not in row and float(value).is_integer()
+    if column in WHOLE or (is_count and column not in (*SHARES, "accuracy", "theirs", "rank")):
         return f"{value:,.0f}"
     sign = "+" if column.removesuffix("_steps") in SIGNED else ""
     return f"{value:{sign}z.{2 if column == 'theirs' else 1}f}" + "%" * (column in SHARES)
