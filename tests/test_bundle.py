@@ -47,6 +47,7 @@ def test_the_bundle_holds_the_app_and_its_documents_alone(bundle):
         "examples": "*.py",
         "conf": "*.toml",
         "docs": "*.md",
+        "results": "*.md",
     }
     expected = {
         str(path.relative_to(ROOT))

@@ -48,10 +48,6 @@ def compare(
         Path | None, typer.Option(metavar="DIR", help="Write figures to this folder.")
     ] = None,
     figure_format: FigureFormat = "png",
-    paper: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A paper's numbers, shown in a separate column."),
-    ] = None,
     target: Annotated[
         float | None,
         typer.Option(help="Mean accuracy, such as 0.9: the cost of reaching it."),
@@ -77,7 +73,6 @@ def compare(
     """Compare runs on the same splits with each other, and with local training."""
     with one_clear_line():
         from fedkd_flwr.analysis import comparison
-        from fedkd_flwr.analysis.paper import beside_paper, read_figures
         from fedkd_flwr.config import ConfigError
 
         if per_seed and not across:
@@ -87,7 +82,6 @@ def compare(
                 "--format": layout,
                 "--per-client": per_client,
                 "--pairs": pairs,
-                "--paper": paper,
                 "--target": target is not None,
                 "--best-evaluation": best_evaluation,
                 "--allow-code": allow_code,
@@ -106,8 +100,6 @@ def compare(
         compared = comparison.compare(
             runs, target, against, best_evaluation=best_evaluation, allow_code=code
         )
-        if paper is not None:
-            compared = beside_paper(compared, read_figures(paper))
         print_comparison(compared, layout)
         if per_client:
             print_clients(compared, layout)
