@@ -57,7 +57,6 @@ LONGEST = (
     "test_docs",
     "test_tuning",
     "test_notebooks",
-    "test_faults",
     "test_engines",
     "test_bundle",
     "test_null_methods",

@@ -18,8 +18,10 @@ from fedkd_flwr.runs import (
     RunDirectoryError,
     directory,
     load_run,
+    provenance,
     read_checkpoint,
 )
+from fedkd_flwr.runs.provenance import other_major_versions
 from fedkd_flwr.server_app import check_run, serve
 
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
@@ -395,3 +397,88 @@ def test_a_run_that_completed_a_round_stays_to_be_continued(local, tmp_path):
         serve(InProcessGrid(leaves_after_round_one, 4, configuration.flat()), configuration)
     assert read_checkpoint(tmp_path / "run").completed_rounds == 1
     assert fedkd_flwr.resume(tmp_path / "run").finished
+
+
+def test_another_method_with_settings_of_its_own_is_refused(small, tmp_path):
+    fedkd_flwr.run({**small, "strategy": "local", "models": "mlp"}, output_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"with another .*strategy; only"):
+        fedkd_flwr.resume(tmp_path / "run", strategy="examples.own_method:nearest")
+
+
+class OutOfOrderError(RuntimeError):
+    """Stands for whatever ends an attempt before its first round is complete."""
+
+
+def contents(folder):
+    """Return all files below a folder, except the lock, which names the last process."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def settings(small):
+    return {**small, "strategy": "kt-pfl", "models": "mlp", "num-server-rounds": 4}
+
+
+def test_a_failed_attempt_to_continue_changes_nothing(settings, tmp_path, monkeypatch):
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    before = contents(run.path)
+
+    def fails(*_, **__):
+        raise OutOfOrderError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessGrid, "send_and_receive", fails)
+        with pytest.raises(OutOfOrderError):
+            fedkd_flwr.resume(run.path, num_server_rounds=5)
+    assert contents(run.path) == before
+    assert load_run(run.path).finished
+    resumed = fedkd_flwr.resume(run.path, num_server_rounds=5)
+    assert list(resumed.rounds["round"]) == [1, 2, 3, 4, 5]
+    assert resumed.config["num-server-rounds"] == 5
+
+
+def test_each_leg_records_its_versions(settings, tmp_path):
+    run = fedkd_flwr.run({**settings, "num-server-rounds": 1}, output_dir=tmp_path / "run")
+    (leg,) = fedkd_flwr.resume(run.path, num_server_rounds=2).description["continued"]
+    assert leg["versions"] == run.description["versions"]
+    assert leg["project"]["version"] == fedkd_flwr.__version__
+
+
+@pytest.mark.parametrize("name", ["flwr", "torch", "fedkd-flwr"])
+def test_another_major_version_is_refused_unless_it_is_intended(name, settings, tmp_path):
+    run = fedkd_flwr.run({**settings, "num-server-rounds": 1}, output_dir=tmp_path / "run")
+    file = run.path / "config.json"
+    content = json.loads(file.read_text())
+    before = content["project"] if name == "fedkd-flwr" else content["versions"]
+    before["version" if name == "fedkd-flwr" else name] = "7.1.2"
+    file.write_text(json.dumps(content))
+    with pytest.raises(RunDirectoryError, match=rf"{name} 7.1.2 \(now .*--accept-changes"):
+        fedkd_flwr.resume(run.path, num_server_rounds=2)
+    assert fedkd_flwr.resume(run.path, num_server_rounds=2, accept_changes=True).finished
+    # The last leg counts from now on.
+    assert fedkd_flwr.resume(run.path, num_server_rounds=3).finished
+
+
+def test_which_number_is_the_major_version(monkeypatch):
+    monkeypatch.setattr(provenance, "version", {"flwr": "1.41.0", "torch": "2.12.0+cpu"}.get)
+    monkeypatch.setattr(provenance, "__version__", "0.2.0")
+    same = {"project": {"version": "0.2.7"}, "versions": {"flwr": "1.9", "torch": "2.0.1"}}
+    assert other_major_versions(same) == []
+    assert other_major_versions({}) == []
+    other = {"project": {"version": "0.1.0"}, "versions": {"flwr": "2.0", "torch": "2.0.1"}}
+    assert other_major_versions(other) == ["fedkd-flwr 0.1.0 (now 0.2.0)", "flwr 2.0 (now 1.41.0)"]
+    assert other_major_versions({**other, "continued": [same]}) == []
+
+
+def test_a_run_from_elsewhere_does_not_say_where_models_are_written(settings, tmp_path):
+    """Its models-dir may be a folder of this machine with models in use."""
+    own = {**settings, "num-server-rounds": 1, "models-dir": str(tmp_path / "in use")}
+    run = fedkd_flwr.run(own, output_dir=tmp_path / "run")
+    assert fedkd_flwr.resume(run.path, num_server_rounds=2).finished
+    moved = run.path.rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"has been moved.*-c models-dir=FOLDER"):
+        fedkd_flwr.resume(moved, num_server_rounds=3)
+    resumed = fedkd_flwr.resume(moved, num_server_rounds=3, models_dir=str(tmp_path / "models"))
+    assert resumed.finished
+    assert (tmp_path / "models" / "0.safetensors").exists()

@@ -8,8 +8,7 @@ import federation as fed
 import numpy as np
 import pytest
 from federation import GuardedFederation
-from helpers import write_image_folder, write_parquet
-from test_faults import predictions, with_entry
+from helpers import arrays_of, replacing, write_image_folder, write_parquet
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
@@ -244,7 +243,8 @@ def test_a_killed_node_and_a_frozen_node_do_not_stop_the_others(silos, tmp_path)
                 # Killed, or not connected and so not asked: it remembers the round before.
                 raise RuntimeError("never trained")
             reply = client_app(message, context)
-            predictions(with_entry(np.nan))(reply)
+            sent = arrays_of(reply)["predictions"]
+            replacing(predictions=np.full_like(sent, np.nan))(reply)
             return reply
 
         return in_process(silos, settings, tmp_path / name, app)

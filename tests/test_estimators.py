@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers import breaking, run_with
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from test_resume import interrupted
 
 import fedkd_flwr
 from fedkd_flwr import name_objects
@@ -220,11 +220,17 @@ def test_a_pipeline_is_named_by_its_parameters():
     assert names[0] == names[1] != names[2]
 
 
+def stop(reply):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
 def test_a_resumed_run_goes_on_to_the_same_numbers(strategy, mixed, tmp_path):
     settings = {**mixed, "strategy": strategy, "num-server-rounds": 3}
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
-    interrupted(settings, tmp_path / "part", at_round=3, at_client=2)
+    state = {"state-dir": str(tmp_path / "part/checkpoint/clients")}
+    with pytest.raises(KeyboardInterrupt):
+        run_with(breaking(stop, 2, only_round=3), settings, tmp_path / "part", **state)
     resumed = fedkd_flwr.resume(tmp_path / "part", allow_code="sklearn")
     columns = ["round", "partition_id", "accuracy", "loss"]
     pd.testing.assert_frame_equal(resumed.clients[columns], whole.clients[columns])

@@ -26,6 +26,7 @@ from fedkd_flwr.export import (
 )
 from fedkd_flwr.export.predicting import files_at, predict
 from strategies.core.versions import installed_versions
+from tests.stored_runs import SUPERNET
 
 CARD = {
     "model": "mlp",
@@ -174,3 +175,21 @@ def test_the_command_lists_models_of_all_runs(models):
     lines = [line for line in cli("models", "list", models)[1].splitlines() if "round-" in line]
     assert len(lines) == 2
     assert "ab12/round-000030" in lines[0] and "75.0%" in lines[0]
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "fedkma"])
+def test_exported_models_give_the_accuracy_on_their_cards(strategy, small, tmp_path):
+    models = {**SUPERNET, "max-samples": 150} if strategy == "fedkma" else {}
+    settings = {**small, **models, "strategy": strategy, "num-server-rounds": 1}
+    settings["models-dir"] = str(tmp_path / "models")
+    finished = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    for n in range(4):
+        model = fedkd_flwr.load_model(tmp_path / "models" / f"{n}.safetensors")
+        card = json.loads((tmp_path / "models" / f"{n}.json").read_text())
+        data = fedkd_flwr.client_data(finished, n)
+        with torch.inference_mode():
+            correct = (model(data.test_images).argmax(dim=1) == data.test_labels).sum()
+        assert int(correct) == card["metrics"]["correct"]
+        row = finished.clients.query(f"partition_id == {n} and round == 1").iloc[0]
+        assert row["correct"] == card["metrics"]["correct"]
+        assert card["model"] == row["model"]

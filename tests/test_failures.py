@@ -1,18 +1,26 @@
 """Failing clients are dropped with a reason, and do not affect the others."""
 
+import logging
 import re
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, ConfigRecord
-from helpers import Witness, breaking, raising, replacing, run_with
+from conftest import SMALL
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from helpers import Witness, arrays_of, breaking, raising, replacing, run_with
 
+import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import read_config
+from fedkd_flwr.engines import flower_log_level
 from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.server_app import serve
 from strategies.core.replies import TooFewRepliesError
+from strategies.core.rounds import RowObserver
 
 SHAPE = (40, 10)
 
@@ -293,3 +301,113 @@ def test_the_public_hash_of_the_run_overrides_the_majority(small, tmp_path):
 def test_an_invalid_number_in_a_nodes_config_is_reported(node_config, sentence, small):
     with pytest.raises(ValueError, match=sentence):
         read_node({**TRUSTED_NODE, **node_config}, read_config(small).run)
+
+
+def test_what_clients_report_of_their_training_is_recorded(small, tmp_path):
+    run = fedkd_flwr.run({**small, "strategy": "kt-pfl"}, output_dir=tmp_path / "run")
+    last = run.clients[run.clients["round"] == 2]
+    for column in ("train_loss", "distillation_loss"):
+        assert last[column].notna().all()
+        assert run.rounds[f"{column}_mean"].iloc[-1] == pytest.approx(last[column].mean())
+    run = fedkd_flwr.run({**small, "strategy": "perfed-ckt"}, output_dir=tmp_path / "ckt")
+    assert set(run.clients.query("round == 2")["cluster"]) <= {0.0, 1.0, 2.0}
+
+
+def test_a_model_that_cannot_be_exported_does_not_cost_the_evaluation(small, tmp_path, logged):
+    file = tmp_path / "a-file"
+    file.write_text("")
+    nodes = {1: {"models-dir": str(file)}}
+    run, _ = run_with(
+        client_app, small, tmp_path / "run", node_configs=nodes, strategy="local", models="mlp"
+    )
+    assert run.clients.query("round == 2")["accuracy"].notna().sum() == SMALL["num-clients"]
+    assert any("Client 1: its model was not exported" in line for line in logged())
+
+
+def test_an_unmet_setting_is_logged(small, tmp_path, logged):
+    changes = {"strategy": "local", "models": "mlp", "num-server-rounds": 1}
+    changes |= {"samples-per-class": 300, "data-root": str(tmp_path)}
+    fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    (cut,) = [line for line in logged() if "samples-per-class" in line]
+    assert cut.startswith("samples-per-class = 300, and there are only ")
+    assert "digits does not read data-root: ignored." in logged()
+
+
+def test_met_settings_are_not_logged(small, tmp_path, logged):
+    changes = {"strategy": "local", "models": "mlp", "num-server-rounds": 1}
+    fedkd_flwr.run({**small, **changes, "samples-per-class": 10}, output_dir=tmp_path / "run")
+    assert not [line for line in logged() if "samples-per-class" in line or "data-root" in line]
+
+
+def honest_accuracy(run):
+    rows = run.clients[run.clients["partition_id"] != 1].dropna(subset="accuracy")
+    return rows[rows["round"] == rows["round"].max()]["accuracy"].mean()
+
+
+def lie(reply):
+    """Send well-formed predictions: one-hot, and never the class that the client predicts."""
+    honest = arrays_of(reply)["predictions"]
+    wrong = (honest.argmax(axis=1) + 1) % honest.shape[1]
+    replacing(predictions=np.eye(honest.shape[1], dtype=np.float32)[wrong])(reply)
+
+
+def test_poisoned_predictions_pass_the_checks_and_do_limited_harm(small, tmp_path):
+    """No check can tell; docs/how-to/deploy-secure.md has the figures of a larger experiment."""
+    settings = {"models": "mlp", "num-server-rounds": 10, "evaluate-every": 10}
+    lying, _ = run_with(breaking(lie), small, tmp_path / "lying", **settings)
+    without, _ = run_with(breaking(raising("gone")), small, tmp_path / "without", **settings)
+    assert not lying.rounds["failures"].any()
+    assert honest_accuracy(lying) > honest_accuracy(without) - 0.1
+
+
+def memory_in_use(name):
+    """Return a figure of /proc/self/status in MB: VmRSS (now) or VmHWM (peak)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
+def scripted_client(num_clients, drop, generator):
+    """Answer at once with random predictions; a share of the messages comes to nothing."""
+
+    def serve_message(message, context):
+        n = context.node_config["partition-id"]
+        kind = message.metadata.message_type
+        if kind == "train" and generator.random() < drop:
+            raise RuntimeError("lost")
+        arrays = ArrayRecord()
+        if kind == "train":
+            predictions = generator.dirichlet(np.ones(10), size=100).astype(np.float32)
+            arrays = ArrayRecord({"predictions": Array(predictions)})
+        counts = {"correct": 90 - n, "total": 100, "loss": 0.5}
+        sizes = {"num-examples": 100, "test-size": 100, "validation-size": 0}
+        numbers = sizes if message.metadata.message_type == "query" else counts
+        info = ConfigRecord({"partition-id": n, "model": "mlp", "public-hash": "a" * 64})
+        content = {"arrays": arrays, "metrics": MetricRecord(numbers), "info": info}
+        return Message(RecordDict(content), reply_to=message)
+
+    return serve_message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
+def test_two_hundred_rounds_of_fifty_clients_with_every_fifth_reply_lost(strategy, small, tmp_path):
+    settings = {**small, "strategy": strategy, "num-clients": 50, "num-server-rounds": 200}
+    settings |= {"held-out-size": 100, "public-size": 100, "output-dir": str(tmp_path / "run")}
+    configuration = read_config(settings)
+    app = scripted_client(50, 0.2, np.random.default_rng(0))
+    grid = InProcessGrid(app, 50, configuration.flat())
+    memories = []
+    with flower_log_level(logging.CRITICAL):
+        measured = RowObserver(lambda row: memories.append(memory_in_use("VmRSS")))
+        run = serve(grid, configuration, measured)
+    assert list(run.rounds["round"]) == list(range(1, 201))
+    share = run.rounds["failures"].sum() / (50 * 200)
+    assert 0.18 < share < 0.22
+    assert (run.rounds["replies"] + run.rounds["failures"] == 50).all()
+    lines = Counter(zip(run.clients["round"], run.clients["partition_id"], strict=True))
+    assert len(lines) == 50 * 200 and set(lines.values()) == {1}
+    warm, end = max(memories[40:60]), max(memories[-20:])
+    print(
+        f"{strategy}: {run.summary['seconds']:.0f} s, {warm:.0f} MB warm, {end:.0f} MB at the end"
+    )
+    assert end - warm < 30, memories[::10]

@@ -1,22 +1,38 @@
 """Memories of clients: in a process, in Flower's context, and on disk."""
 
+import contextlib
+import errno
+import os
+import resource
+
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
+from helpers import client_of
+from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 import fedkd_flwr
+from fedkd_flwr import files
+from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
+from fedkd_flwr.files import write_arrays
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.memory import (
     DamagedMemoryError,
     Memory,
     MemoryFolder,
+    forget_old_runs,
     own_context,
     require_readable,
 )
 from fedkd_flwr.memory.folder import read_memory
-from fedkd_flwr.runs import DamagedRunError
+from fedkd_flwr.runs import DamagedRunError, RunDirectory, RunDirectoryError
+from fedkd_flwr.server_app import serve
+from fedkd_flwr.training.optimizers import build_optimizer
+from strategies.core.replies import TooFewRepliesError
 
 
 @pytest.fixture
@@ -203,3 +219,157 @@ def test_a_run_moves_from_one_engine_to_another(small, tmp_path):
     configuration = resumed(cut.path, {"num-server-rounds": 3})
     finished = serve(InProcessGrid(app, 4, configuration.flat()), configuration)
     assert list(finished.clients["loss"]) == list(whole.clients["loss"])
+
+
+# ---- On a node ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def file_size_limit(size):
+    """Let the kernel refuse to write a file beyond a size, as it does on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def run_as_nodes(settings, path):
+    """Run with clients that write their memories themselves, each to its own folder."""
+    folders = {"output-dir": str(path), "state-dir": str(path / "checkpoint" / "clients")}
+    configuration = read_config({**settings, **folders})
+    return serve(InProcessGrid(client_app, 4, configuration.flat()), configuration)
+
+
+def test_a_nodes_full_disk_drops_that_node_with_its_reason(small, tmp_path, monkeypatch):
+    save = files.save_file
+
+    def refuse(arrays, path, metadata):
+        with (
+            file_size_limit(100)
+            if ("/2/" in str(path) and "round-000002" in path.name)
+            else contextlib.nullcontext()
+        ):
+            return save(arrays, path, metadata)
+
+    monkeypatch.setattr(files, "save_file", refuse)
+    run = run_as_nodes(small, tmp_path / "run")
+    assert list(run.rounds["replies"]) == [4, 3]
+    failure = run.clients[run.clients["failure"].notna()].iloc[0]
+    assert (failure["round"], failure["partition_id"]) == (2, 2)
+    assert "File too large" in failure["failure"]
+
+
+def test_a_nodes_memory_of_another_run_is_not_used(small, tmp_path):
+    """A node keeps its state-dir for years; run B must not find run A's model there."""
+    own = {"strategy": "local", "models": "mlp", "fraction-train": 0.5}
+    runs = {}
+    for folder in ("used", "fresh"):
+        state_dir = {"state-dir": str(tmp_path / folder)}
+        if folder == "used":
+            fedkd_flwr.run({**small, **own, **state_dir, "seed": 1}, output_dir=tmp_path / "a")
+        runs[folder] = fedkd_flwr.run(
+            {**small, **own, **state_dir, "seed": 2}, output_dir=tmp_path / f"b-{folder}"
+        )
+    assert list(runs["used"].clients["loss"]) == list(runs["fresh"].clients["loss"])
+
+
+def memories(folder):
+    return {path.parent.name for path in folder.glob("*/round-*.safetensors")}
+
+
+@pytest.mark.parametrize("served", range(1, 9))
+@pytest.mark.parametrize("keep", range(9))
+def test_a_node_keeps_the_memory_of_its_last_runs(keep, served, tmp_path):
+    # By name "a" is the last and by time the first: what is being served stays.
+    names = "ahgfedcb"[:served]
+    for age, name in enumerate(names):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "round-000001.safetensors").write_bytes(b"")
+        os.utime(folder, (age, age))
+    (tmp_path / "not a run").mkdir()
+    forget_old_runs(MemoryFolder(tmp_path / "a"), keep)
+    latest = names[1:][::-1]
+    assert memories(tmp_path) == {"a", *(latest[: keep - 1] if keep else latest)}
+    assert (tmp_path / "not a run").is_dir()
+
+
+def test_a_run_whose_memory_was_removed_is_not_continued_silently(small, tmp_path, monkeypatch):
+    """The nodes have their memory on other machines than the server."""
+    own = {**small, "strategy": "local", "models": "mlp"}
+
+    def run(name, keep_runs, **changes):
+        configuration = read_config({**own, "output-dir": str(tmp_path / name), **changes})
+        node = {"keep-runs": keep_runs, "state-dir": str(tmp_path / "state")}
+        nodes = dict.fromkeys(range(4), node)
+        return serve(InProcessGrid(client_app, 4, configuration.flat(), nodes), configuration)
+
+    def full(directory, name, rows):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunDirectory, "_append", full)
+    with pytest.raises(RunDirectoryError):
+        run("cut", 2)
+    monkeypatch.undo()
+    run("b", 2)
+    assert len(memories(tmp_path / "state" / "0")) == 2
+    run("c", 2)
+    assert len(memories(tmp_path / "state" / "0")) == 2
+    with pytest.raises(
+        TooFewRepliesError, match=r"this node has removed its memory of run .*\(keep-runs\)"
+    ):
+        run("cut", 2, resume=True)
+    # Whoever removes the mark wants the node to start over.
+    for mark in (tmp_path / "state").rglob("forgotten"):
+        mark.unlink()
+    assert run("cut", 2, resume=True).finished
+
+
+def test_a_file_of_arrays_gives_back_what_lies_in_another_order(tmp_path):
+    image = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    arrays = {
+        "plain": image,
+        "transposed": image[0, 0].T,
+        "channels last": np.ascontiguousarray(image.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
+        "every second": image[..., ::2],
+        "a number": np.array(3.0),
+    }
+    write_arrays(tmp_path / "file.safetensors", arrays)
+    found = load_file(tmp_path / "file.safetensors")
+    for name, array in arrays.items():
+        assert found[name].shape == array.shape
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_an_optimizers_whole_state_lives_on(name, small):
+    memory = Memory()
+    client = client_of(small, strategy="local", models="mlp")
+    model = client.new_model()
+    first = build_optimizer(name, model.parameters(), 0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach().clone()
+    first.step()
+    memory.save_optimizer("optimizer", first)
+    second = build_optimizer(name, model.parameters(), 0.1, momentum=0.9)
+    memory.load_optimizer("optimizer", second)
+    before, after = (optimizer.state_dict()["state"] for optimizer in (first, second))
+    assert before and before.keys() == after.keys()
+    for position, state in before.items():
+        assert state.keys() == after[position].keys()
+        for key, value in state.items():
+            np.testing.assert_array_equal(np.asarray(value), np.asarray(after[position][key]))
+
+
+def test_a_node_repeats_a_round_from_its_memory_of_the_round_before(small, tmp_path):
+    flat = {**small, "strategy": "local", "models": "mlp", "state-dir": str(tmp_path)}
+    context = client_of(flat).context
+
+    def loss_of(server_round):
+        request = Request(server_round=server_round, run_id="a1", starts=(0,))
+        return client_of(flat, context=context).serve(request).metrics["train-loss"]
+
+    first, second, again = map(loss_of, (1, 2, 2))
+    assert first != second == again

@@ -2,12 +2,14 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
+from helpers import client_of
 from torch import nn
 from torch.nn import functional
 
-from fedkd_flwr.training.optimizers import build_optimizer
+from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 
 OWN = {
     "sgd": lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=0.01),
@@ -40,3 +42,28 @@ def test_steps_equal_those_of_pytorch_bit_for_bit(name):
     take_steps(model, continued)
     for weight, value in zip(expected.parameters(), model.parameters(), strict=True):
         assert torch.equal(weight, value)
+
+
+def test_moments_of_adam_make_the_second_round_another(small):
+    """A client that forgot them would take the second round's steps as if they were the first."""
+    ends = []
+    for forgets in (False, True):
+        client = client_of(small, strategy="local", models="mlp", optimizer="adam")
+        client.train_locally(1)
+        if forgets:
+            del client.memory.tensors["optimizer"]
+        client.train_locally(2)
+        ends.append(next(client.model.parameters()).detach().clone())
+    assert not np.array_equal(*ends)
+
+
+def test_schedules_by_hand():
+    rates = {
+        name: [scheduled_rate(0.8, name, t, 4) for t in (1, 2, 3, 4)]
+        for name in ("constant", "cosine", "step")
+    }
+    assert rates["constant"] == [0.8] * 4
+    np.testing.assert_allclose(rates["step"], [0.8, 0.8, 0.08, 0.008])
+    np.testing.assert_allclose(
+        rates["cosine"], [0.4 * (1 + c) for c in (1, 2**-0.5, 0, -(2**-0.5))]
+    )
