@@ -306,8 +306,12 @@ def test_a_run_whose_memory_was_removed_is_not_continued_silently(small, tmp_pat
         nodes = dict.fromkeys(range(4), node)
         return serve(InProcessGrid(client_app, 4, configuration.flat(), nodes), configuration)
 
+    append = RunDirectory._append
+
     def full(directory, name, rows):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        if (name, rows[0]["round"]) == ("rounds.jsonl", 2):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(directory, name, rows)
 
     monkeypatch.setattr(RunDirectory, "_append", full)
     with pytest.raises(RunDirectoryError):
