@@ -1,0 +1,1 @@
+"""A method and data of a study."""
