@@ -1,22 +1,41 @@
 """Clients trained as a cohort get the same results as alone: weights, momenta, losses, failures."""
 
 import copy
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch import nn
+from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedproto import TowardsPrototypes
+from fedkd_flwr.clients.prototypes import class_means
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.models.build import build_model
+from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.settings import SupernetSettings
+from fedkd_flwr.models.features import fold_into, with_common_width
 from fedkd_flwr.models.model_pool import Architecture
+from fedkd_flwr.models.registry import MODELS
 from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.models.torch_internals import draws_while_training
 from fedkd_flwr.training import cohort, loop
-from fedkd_flwr.training.cohort import cohort_key, cohort_size, run_together, train_together
+from fedkd_flwr.training.batched_functions import BatchedFunctions
+from fedkd_flwr.training.cohort import (
+    cohort_key,
+    cohort_size,
+    predict_together,
+    run_together,
+    train_together,
+)
 from fedkd_flwr.training.jobs import PredictJob, TrainJob
-from fedkd_flwr.training.loop import DivergedError, train_on
+from fedkd_flwr.training.loop import DivergedError, computing_in, train_on
 from fedkd_flwr.training.losses import Distillation, cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer
 from fedkd_flwr.training.regularizers import Linear, Proximal, parameters_of
@@ -278,3 +297,209 @@ def test_client_specific_tensors_of_a_loss_stay_with_the_client(tensors_of_loss)
     for model, other in zip(models, alone, strict=True):
         for a, b in zip(model.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+# ---- The decomposed cross-entropy for cohorts equals PyTorch's, and needs no slow import
+
+
+TOGETHER = """
+import sys
+import torch
+from fedkd_flwr.models.model_pool import Architecture
+from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.training.cohort import train_together
+from fedkd_flwr.training.jobs import TrainJob
+from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.optimizers import SGD
+
+mlp = Architecture("mlp", (1, 28, 28), 10, ModelSettings().search_space, "cpu")
+batch = torch.randn(8, 1, 28, 28), torch.randint(0, 10, (8,))
+models = [mlp.build() for _ in range(2)]
+jobs = [TrainJob(m, cross_entropy, SGD(m.parameters(), 0.01), [batch]) for m in models]
+print(train_together(jobs)[0] > 0, "sympy" in sys.modules)
+"""
+
+
+def samples():
+    torch.manual_seed(0)
+    return torch.randn(13, 10, requires_grad=True), torch.randint(0, 10, (13,))
+
+
+def test_loss_and_gradient_are_those_of_pytorch():
+    logits, labels = samples()
+    expected = functional.cross_entropy(logits, labels)
+    with BatchedFunctions():
+        found = functional.cross_entropy(logits, labels)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    gradients = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("named", [{}, {"reduction": "mean"}])
+def test_the_plain_cross_entropy_is_decomposed(monkeypatch, named):
+    name = "fedkd_flwr.training.batched_functions.mean_cross_entropy"
+    monkeypatch.setattr(name, lambda logits, labels: "taken apart")
+    with BatchedFunctions():
+        assert functional.cross_entropy(*samples(), **named) == "taken apart"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"reduction": "sum"},
+        {"label_smoothing": 0.1},
+        {"weight": torch.arange(10.0)},
+        {"ignore_index": 3},
+    ],
+)
+def test_any_other_cross_entropy_is_pytorchs(named):
+    logits, labels = samples()
+    expected = functional.cross_entropy(logits, labels, **named)
+    with BatchedFunctions():
+        assert torch.equal(functional.cross_entropy(logits, labels, **named), expected)
+
+
+def test_labels_that_are_distributions_are_pytorchs():
+    logits, _ = samples()
+    teacher = torch.softmax(torch.randn(13, 10), dim=1)
+    expected = functional.cross_entropy(logits, teacher)
+    with BatchedFunctions():
+        assert torch.equal(functional.cross_entropy(logits, teacher), expected)
+
+
+def test_cohorts_do_not_import_symbolic_mathematics():
+    command = [sys.executable, "-c", TOGETHER]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    assert answer.stdout.split() == ["True", "False"]
+
+
+def test_samples_without_a_label_are_ignored():
+    logits, labels = samples()
+    labels[[2, 5]] = -100
+    expected = functional.cross_entropy(logits, labels)
+    with BatchedFunctions():
+        found = functional.cross_entropy(logits, labels)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    gradients = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((torch.randn(6, 5), torch.randn(4, 5)), {}),
+        ((torch.randn(6, 5), torch.randn(4, 5)), {"bias": torch.randn(4)}),
+        ((torch.randn(2, 3, 5), torch.randn(4, 5)), {}),
+        ((torch.randn(5), torch.randn(4, 5), torch.randn(4)), {}),
+        ((torch.randn(6, 5), torch.randn(5)), {}),
+        ((torch.randn(6, 5),), {"weight": torch.randn(4, 5)}),
+        ((), {"input": torch.randn(6, 5), "weight": torch.randn(4, 5)}),
+    ],
+)
+def test_a_linear_layer_equals_pytorchs_in_every_call_form(arguments, named):
+    expected = functional.linear(*arguments, **named)
+    with BatchedFunctions():
+        found = functional.linear(*arguments, **named)
+    torch.testing.assert_close(found, expected)
+    assert found.view(-1).shape == (expected.numel(),)
+
+
+# ---- Every network without random draws can be trained and evaluated in a cohort, as on a GPU
+
+
+IMAGES = (3, 32, 32)
+DEEP = {"darts", "resnet18", "shufflenetv2"}
+"""Architectures that take a second or more."""
+
+SMALL_SPACE = SearchSpace(SupernetSettings(channels=2, cells=3, nodes=1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in DEEP else name for name in MODELS],
+)
+def test_a_cohort_equals_clients_alone(name):
+    torch.manual_seed(0)
+    architecture = Architecture(name, IMAGES, 10, SMALL_SPACE, "cpu")
+    # In double precision: rounding alone moves a deep network by more than what is looked for.
+    models = [architecture.build().double() for _ in range(2)]
+    if draws_while_training(models[0]):
+        pytest.skip("clients whose networks draw are served alone")
+    alone = copy.deepcopy(models)
+    batches = [(torch.randn(4, *IMAGES).double(), torch.randint(0, 10, (4,))) for _ in models]
+
+    def jobs(networks):
+        return [
+            TrainJob(model, cross_entropy, build_optimizer("sgd", model.parameters(), 0.01), [own])
+            for model, own in zip(networks, batches, strict=True)
+        ]
+
+    losses = train_together(jobs(models))
+    assert losses == pytest.approx([job.run() for job in jobs(alone)], rel=1e-6)
+    for mine, theirs in zip(models, alone, strict=True):
+        for key, value in theirs.state_dict().items():
+            torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-5, atol=1e-6)
+    images = batches[0][0]
+    together = predict_together([PredictJob(model, images) for model in models])
+    for logits, model in zip(together, alone, strict=True):
+        torch.testing.assert_close(logits, PredictJob(model, images).run(), rtol=1e-4, atol=1e-4)
+
+
+# ---- Networks that multiply in bfloat16 ----------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{"models": "mlp", "cohort": "on"}, {"models": "lenet,mlp"}])
+def test_bf16_is_close_to_float32_but_not_equal(changes, small, tmp_path):
+    runs = {
+        precision: fedkd_flwr.run(
+            {
+                **small,
+                **changes,
+                "precision": precision,
+                "models-dir": str(tmp_path / precision / "models"),
+            },
+            output_dir=tmp_path / precision / "run",
+        )
+        for precision in ("float32", "bf16")
+    }
+    losses = [runs[precision].rounds["train_loss_mean"] for precision in ("float32", "bf16")]
+    assert not np.array_equal(*losses)
+    np.testing.assert_allclose(*losses, rtol=0.05)
+    for tensor in load_file(tmp_path / "bf16" / "models" / "0.safetensors").values():
+        assert tensor.dtype == np.float32
+
+
+def test_a_client_alone_learns_an_ensemble_in_bf16(small, tmp_path):
+    changes = {"strategy": "fedapen", "models": "mlp", "precision": "bf16", "num-server-rounds": 1}
+    run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    assert (run.rounds["failures"] == 0).all()
+
+
+def test_class_means_have_all_digits():
+    torch.manual_seed(0)
+    predictions, labels = torch.randn(300, 10).softmax(dim=1), torch.arange(300) % 10
+    with computing_in("bf16", "cpu"):
+        means, _ = class_means(predictions, labels, 10)
+    torch.testing.assert_close(means.sum(dim=1), torch.ones(10), rtol=0, atol=1e-5)
+    torch.testing.assert_close(means[3], predictions[3::10].mean(dim=0))
+
+
+def test_mean_predictions_are_on_the_simplex(small, tmp_path):
+    changes = {"strategy": "fd", "precision": "bf16"}
+    run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    assert (run.rounds["failures"] == 0).all()
+
+
+def test_a_projection_is_folded_into_a_head_with_all_digits():
+    torch.manual_seed(0)
+    plain, model = (build_model("mlp", (1, 28, 28), 10, SearchSpace()) for _ in range(2))
+    with_common_width(model, 7)
+    expected = {k: v.clone() for k, v in fold_into(plain, model).state_dict().items()}
+    with computing_in("bf16", "cpu"):
+        folded = fold_into(plain, model).state_dict()
+    assert all(torch.equal(folded[name], value) for name, value in expected.items())
+
+
+def test_another_precision_is_refused():
+    with pytest.raises(ConfigError, match="precision"):
+        read_config({"precision": "fp8"})

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,9 @@ from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.settings import IncomparableRunsError, defining_settings
 from fedkd_flwr.analysis.targets import COSTS
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config.toml_files import read_toml
+from fedkd_flwr.data.partitioners import partition_indices
+from fedkd_flwr.data.splits import split_client
 from fedkd_flwr.runs import RunDirectoryError, load_run
 from fedkd_flwr.runs.arrays import append_array
 
@@ -653,3 +657,94 @@ def test_bytes_have_a_unit_that_suits_them():
     assert [in_bytes(size) for size in sizes] == [
         "0 B", "999 B", "1.5 kB", "12.3 MB", "4.2 GB", "5e+03 TB",
     ]  # fmt: skip
+
+
+# ---- Presets for comparisons measure each client on at least 1,000 test images -------
+
+
+COMPARE = Path(__file__).parent.parent / "conf" / "compare"
+
+
+@pytest.mark.parametrize("partition", ["k-classes-grouped", "dirichlet"])
+@pytest.mark.parametrize("preset", ["fashion-mnist-same", "cifar10-mixed"])
+@pytest.mark.parametrize("seed", [0, 11])
+def test_test_splits_are_large_and_training_splits_small(preset, partition, seed):
+    settings = {**read_toml(COMPARE / f"{preset}.toml"), "partition": partition, "seed": seed}
+    plan = read_config(settings).run.data_plan
+    # Ten classes of equal size, as in both data sets.
+    private = plan.settings.max_samples - plan.settings.num_held_out
+    labels = np.arange(private) % 10
+    train, test = [], []
+    for n, own in enumerate(partition_indices(labels, plan.settings, plan.num_clients, seed)):
+        parts = split_client(labels[own], plan.settings.client_split, seed, n)
+        train.append(len(parts[0]))
+        test.append(len(parts[2]))
+    assert min(test) >= 1000
+    assert 55 <= np.mean(train) <= 65
+
+
+def test_presets_of_one_data_set_have_the_same_splits():
+    keys = ("max-samples", "alpha", "minimum-size", "client-split", "held-out-size", "num-clients")
+    for dataset in ("fashion-mnist", "cifar10"):
+        same, mixed = (read_toml(COMPARE / f"{dataset}-{kind}.toml") for kind in ("same", "mixed"))
+        assert [same[key] for key in keys] == [mixed[key] for key in keys]
+
+
+# ---- Runs that allow no verdict, or none for some clients ----------------------------
+
+
+def sentence(folder, beginning):
+    """Return the only verdict or note of a comparison that begins so."""
+    compared = compare(folder)
+    (found,) = [s for s in [*compared.verdicts, *compared.notes] if s.startswith(beginning)]
+    return found
+
+
+def write(folder, **methods):
+    """Write runs of methods: their accuracies of two clients, by seed."""
+    for method, by_seed in methods.items():
+        for seed, accuracies in by_seed.items():
+            write_run(folder, method.replace("_", "-"), seed, accuracies)
+    return folder
+
+
+def test_without_a_common_seed_the_note_says_which_to_run(tmp_path):
+    write(tmp_path, local={0: [0.5, 0.6]}, kt_pfl={1: [0.6, 0.7], 2: [0.6, 0.8]})
+    assert sentence(tmp_path, "There is no run of local") == (
+        "There is no run of local with a seed of the others, so there are no verdicts; "
+        "run it with seed 1, 2."
+    )
+    assert compare(tmp_path).verdicts == []
+
+
+def test_without_local_the_note_says_what_to_run(tmp_path):
+    write(tmp_path, fedavg={0: [0.5, 0.6]}, kt_pfl={0: [0.6, 0.7]})
+    assert sentence(tmp_path, "There is no run of local") == (
+        "There is no run of local, so there are no verdicts; run it with seed 0."
+    )
+
+
+def test_one_seed_gives_no_verdict(tmp_path):
+    write(tmp_path, local={0: [0.5, 0.6]}, kt_pfl={0: [0.9, 0.9]})
+    found = sentence(tmp_path, "kt-pfl is")
+    assert found.startswith("kt-pfl is not shown to differ from local: +35.0 points.")
+    assert found.endswith("A verdict needs at least 3 seeds.")
+
+
+def test_unequal_clients_are_not_compared(tmp_path):
+    write(tmp_path, local={0: [0.5, 0.6]}, kt_pfl={0: [0.6, 0.7, 0.8]})
+    with pytest.raises(IncomparableRunsError, match=r"different data .* num-clients \(2, 3\)"):
+        compare(tmp_path)
+
+
+def test_accuracies_of_nan_are_left_out_and_named(tmp_path):
+    seeds = range(3)
+    write(
+        tmp_path,
+        local={seed: [0.5, math.nan] for seed in seeds},
+        kt_pfl={seed: [0.6 + seed / 100, 0.9] for seed in seeds},
+    )
+    assert "on 1 of 2 clients" in sentence(tmp_path, "kt-pfl seed 0 is compared")
+    assert "1 of 2 clients" in sentence(tmp_path, "local seed 0 has results of")
+    # Of the client with an accuracy in both: 10, 11 and 12 points.
+    assert sentence(tmp_path, "kt-pfl is").startswith("kt-pfl is better than local: +11.0 points")

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.persfl import Candidate, PersFLClient, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import copied_state
+from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.training.loop import DivergedError, Evaluation, evaluate
 from fedkd_flwr.training.losses import kl_from_teacher, kl_to_teacher
 from strategies.core.client_info import ClientInfo
@@ -440,3 +442,30 @@ def test_a_client_that_never_took_part_is_evaluated_with_its_first_model(small):
     assert client.prepare_evaluation({}, server_round=2) == {}
     for name, value in client.model.state_dict().items():
         assert torch.equal(value, expected[name])
+
+
+# ---- The sweeps of PersFL's tables have the paper's rounds ---------------------------
+
+
+SWEEPS = Path(__file__).parent.parent / "results" / "sweeps"
+ROUNDS = {
+    "fedavg": (100, 50, 100),
+    "persfl": (100, 25, 100),
+    "fedper": (100, 50, 100),
+    "pfedme": (800, 800, 800),
+    "per-fedavg": (800, 800, 800),
+}
+"""The paper's Table 7, for DS-1 to DS-3."""
+
+
+def test_sweeps_have_the_papers_rounds():
+    partitions = ("k-classes", "dirichlet", "lognormal-two-classes")
+    for name, configuration in read_sweep(SWEEPS / "persfl-mnist.toml").items():
+        method = name.split("-seed")[0].replace("-gd", "")
+        if method == "local":  # it is in none of the paper's tables
+            continue
+        rounds = configuration.run.plan.num_server_rounds
+        if method in ("pfedme", "per-fedavg") and rounds == 100:
+            continue  # these two at FedAvg's rounds, which the paper does not have
+        position = partitions.index(configuration.run.data.partition)
+        assert rounds == ROUNDS[method][position]
