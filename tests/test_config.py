@@ -198,32 +198,6 @@ def test_refusals_are_one_clear_sentence(values, sentence):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("strategy", METHODS)
-def test_declared_requirements_are_enforced(strategy):
-    needs = METHODS[strategy].strategy
-    model = "darts" if strategy in ("fedkma", "fedkma-uniform", "fednas", "spider") else "mlp"
-    well = {"strategy": strategy, "models": model, "client-split": "60/20/20"}
-    read_config(well)
-    refused = {
-        "needs one architecture for all clients": (
-            {"models": f"{model},lenet"},
-            needs.needs_one_model,
-        ),
-        "needs validation data": ({"client-split": "75/0/25"}, needs.needs_validation_data),
-        "on public samples": (
-            {"public-size": 0},
-            needs.needs_public_data or needs.distills_on_server,
-        ),
-    }
-    for sentence, (changes, is_needed) in refused.items():
-        if not is_needed:
-            read_config({**well, **changes})
-            continue
-        with pytest.raises(ConfigError, match=sentence) as caught:
-            read_config({**well, **changes})
-        assert "\n" not in str(caught.value)
-
-
 def test_settings_that_the_method_never_reads_are_named_in_one_line():
     fedavg = {"strategy": "fedavg", "models": "mlp"}
     set_in_vain = read_config({**fedavg, "kt-pfl.clip-norm": 2.0, "persfl.teacher": "last"})

@@ -84,6 +84,11 @@ OUT_OF_RANGE = {
 """Values just outside of what a method allows."""
 
 IMPOSSIBLE = [
+    ("fedavg", {"models": "mlp,lenet"}, "fedavg averages parameters and needs one architecture"),
+    ("fedfomo", {"client-split": "75/0/25"}, "fedfomo needs validation data; set client-split"),
+    ("kt-pfl", {"public-dataset": "none"}, "kt-pfl exchanges predictions on public samples; set"),
+    ("pfedme", {"optimizer": "adamw"}, "pfedme is derived for stochastic gradient descent"),
+    ("apfl", {"dp-sgd-noise-multiplier": 1.0}, "apfl uses training samples outside of plain"),
     ("fedapen", {"fedapen.shared-model": "nope"}, r"shared-model = 'nope'.*not one of lenet"),
     ("fedkd", {"fedkd.shared-model": "nope"}, r"shared-model = 'nope'.*not one of lenet"),
     ("fedmrl", {"fedmrl.shared-model": "nope"}, r"shared-model = 'nope'.*not one of lenet"),

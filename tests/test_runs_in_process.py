@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, most_of_them_slow, run_with
+from helpers import Witness, client_of, run_with
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app
@@ -16,7 +16,7 @@ from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.memory import own_context
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models import model_pool
-from fedkd_flwr.models.build import build_model, num_parameters
+from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.vectors import copied_state
 from strategies.core.client_info import ClientInfo
 from strategies.core.membership import Membership
@@ -36,13 +36,8 @@ def run(small, tmp_path, name="run", **changes):
     return fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / name)
 
 
-def models_of(strategy):
-    return "mlp" if METHODS[strategy].strategy.needs_one_model else "mlp,lenet"
-
-
-@pytest.mark.parametrize("strategy", most_of_them_slow(METHODS))
-def test_every_method_runs_and_writes_its_run_directory(strategy, small, tmp_path):
-    finished = run(small, tmp_path, strategy=strategy, models=models_of(strategy))
+def test_a_run_writes_its_run_directory(small, tmp_path):
+    finished = run(small, tmp_path, strategy="kt-pfl", models="mlp,lenet")
     assert finished.finished
     assert set(ROUND_COLUMNS) <= set(finished.rounds.columns)
     assert list(finished.rounds["round"]) == [1, 2]
@@ -50,23 +45,12 @@ def test_every_method_runs_and_writes_its_run_directory(strategy, small, tmp_pat
     assert finished.rounds["accuracy_mean"].between(0, 1).all()
     evaluated = finished.clients[finished.clients["accuracy"].notna()]
     assert sorted(evaluated["partition_id"]) == sorted([0, 1, 2, 3] * 2)
-    assert finished.summary["strategy"] == strategy
+    assert finished.summary["strategy"] == "kt-pfl"
     last = finished.rounds.iloc[-1]
     assert finished.summary["last_round"]["accuracy_mean"] == last["accuracy_mean"]
     assert {"python", "flwr", "torch"} <= finished.description["versions"].keys()
-
-
-@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt", "persfl", "fedavg-ft"])
-def test_same_seed_same_run_and_other_seed_another(strategy, small, tmp_path):
-    changes = {"strategy": strategy, "models": models_of(strategy)}
-    first = run(small, tmp_path, "first", **changes)
-    second = run(small, tmp_path, "second", **changes)
-    other = run(small, tmp_path, "other", seed=1, **changes)
-    for column in ("accuracy_mean", "loss_mean", "numbers_up"):
-        assert list(first.rounds[column]) == list(second.rounds[column])
-    for name, matrix in first.matrices.items():
-        np.testing.assert_array_equal(matrix, second.matrices[name])
-    assert list(first.rounds["loss_mean"]) != list(other.rounds["loss_mean"])
+    other = run(small, tmp_path, "other", strategy="kt-pfl", models="mlp,lenet", seed=1)
+    assert list(finished.rounds["loss_mean"]) != list(other.rounds["loss_mean"])
 
 
 def test_kt_pfl_counts_p_times_k_numbers_each_way(small, tmp_path):
@@ -93,13 +77,6 @@ def test_perfed_ckt_counts_centroids_once_for_all_clients(small, tmp_path):
     assert list(finished.rounds["numbers_down"]) == [0, 4 * 2 * numbers, 4 * 2 * numbers]
 
 
-def test_fedavg_counts_the_model_once_down_and_for_each_client_up(small, tmp_path):
-    finished = run(small, tmp_path, strategy="fedavg", models="mlp")
-    size = num_parameters(build_model("mlp", (1, 28, 28), 10))
-    assert list(finished.rounds["numbers_up"]) == [4 * size] * 2
-    assert list(finished.rounds["numbers_down_broadcast"]) == [size] * 2
-
-
 @pytest.mark.parametrize("strategy", SOFT)
 def test_soft_prediction_methods_never_send_weights(strategy, small, tmp_path):
     witness = Witness()
@@ -121,11 +98,6 @@ def test_soft_prediction_methods_never_send_weights(strategy, small, tmp_path):
         for tensor in build_model(name, (1, 28, 28), 10).state_dict().values()
     }
     assert not {shape for _, shape in sent} & weights
-
-
-def test_local_sends_nothing(small, tmp_path):
-    finished = run(small, tmp_path, strategy="local")
-    assert finished.rounds[["numbers_up", "numbers_down", "bytes_up"]].to_numpy().sum() == 0
 
 
 def test_accuracy_is_correct_over_total_for_every_client(small, tmp_path):
