@@ -57,10 +57,6 @@ def models(tmp_path):
     return tmp_path
 
 
-def weights(path):
-    return next(iter(load_model(path).parameters())).detach()
-
-
 def test_a_card_names_the_run_and_what_the_model_needs(small, tmp_path):
     run = fedkd_flwr.run(small, strategy="local", models_dir=str(tmp_path / "models"),
                          output_dir=tmp_path / "run")  # fmt: skip

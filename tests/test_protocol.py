@@ -117,10 +117,10 @@ def test_what_a_method_averages_without_its_addition_are_models_of_fedavg(
         assert list(run.clients["global_accuracy"]) == list(expected.clients["accuracy"])
 
 
-@pytest.mark.parametrize("method", ["fedprox", "fedgen", "scaffold", "moon", "feddf"])
+@pytest.mark.parametrize("method", ["fedprox", "scaffold"])
 def test_with_its_addition_they_are_others(method, settings, averaged, tmp_path):
-    quick = {"feddf.distillation-steps": 2, "fedprox.mu": 0.5}
-    one, _ = witnessed(settings, tmp_path / "run", strategy=method, **quick)
+    held = {"fedprox.mu": 0.5}
+    one, _ = witnessed(settings, tmp_path / "run", strategy=method, **held)
     with pytest.raises(AssertionError, match="Not equal"):
         assert_same_models(one, averaged[0], 1e-4)
 
