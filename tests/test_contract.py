@@ -26,7 +26,7 @@ QUICK = {
     "persfl": PERSFL,
     "persfl-gd": PERSFL,
     "pfedhn": {"pfedhn.hidden-size": 8},
-    "privatekt": {"privatekt.noise-seed": 0},
+    "privatekt": {"soft-predictions.noise-seed": 0},
 }
 """Settings of methods whose defaults take long, or draw secret noise."""
 
@@ -108,10 +108,14 @@ IMPOSSIBLE = [
         {"learning-rate": 0.2, "pfedme.personal-learning-rate": 0.2},
         "is 3, and the personal model diverges unless it is below 2; set one of the two lower",
     ),
-    ("privatekt", {"privatekt.mixing": "median"}, "privatekt.mixing = median is not possible"),
-    ("privatekt", {"privatekt.noise-multiplier": 1.0}, "randomized response: set it to 0"),
+    (
+        "privatekt",
+        {"soft-predictions.mixing": "median"},
+        "soft-predictions.mixing = median is not possible",
+    ),
+    ("privatekt", {"soft-predictions.noise-multiplier": 1.0}, "randomized response: set it to 0"),
     ("privatekt", {"privatekt.knowledge-samples": 21}, "is more than public-size = 20"),
-    ("selective-fd", {"selective-fd.mixing": "median"}, "mixing = median is not possible"),
+    ("selective-fd", {"soft-predictions.mixing": "median"}, "mixing = median is not possible"),
     ("persfl", {"persfl.imitation": "0,1.5"}, r"persfl.imitation.*numbers in \[0, 1\]"),
     ("persfl", {"persfl.imitation": "nan"}, "persfl.imitation.*a finite number"),
     ("persfl", {"persfl.imitation": ""}, "persfl.imitation.*one or more"),

@@ -53,7 +53,11 @@ RUNS = {
         "persfl.imitation": "0,0.5",
         "persfl.temperatures": "1,5",
     },
-    "noised": {"strategy": "kt-pfl", "kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 5.0},
+    "noised": {
+        "strategy": "kt-pfl",
+        "soft-predictions.clip-norm": 1.0,
+        "soft-predictions.noise-multiplier": 5.0,
+    },
 }
 """A method with matrices, one with global models and stage 2, and one that counts releases."""
 
@@ -554,7 +558,7 @@ def test_a_disk_full_in_the_last_round_is_reported_and_the_run_can_be_finished(
 def test_a_round_that_is_cut_off_and_repeated_costs_privacy_twice(small, tmp_path, monkeypatch):
     """The releases of round 2 are written down before they are asked for."""
     settings = {**small, "strategy": "kt-pfl", "num-server-rounds": 3}
-    settings |= {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 5.0}
+    settings |= {"soft-predictions.clip-norm": 1.0, "soft-predictions.noise-multiplier": 5.0}
 
     def dies(row):
         if row["round"] == 1:

@@ -18,7 +18,7 @@ from strategies.privatekt import drawn_by_entropy
 
 @pytest.fixture
 def small(small):
-    return {**small, "strategy": "privatekt"}
+    return {**small, "strategy": "privatekt", "soft-predictions.noise-seed": 0}
 
 
 def witnessed(flat, folder, **changes):
@@ -160,7 +160,9 @@ def test_noise_is_secret_unless_it_has_a_seed(small, tmp_path):
     small |= {"num-server-rounds": 1, "privatekt.knowledge-samples": 20}
     sent = {
         (seed, number): labels_in(
-            witnessed(small, tmp_path / f"{seed}{number}", **{"privatekt.noise-seed": seed})[1]
+            witnessed(small, tmp_path / f"{seed}{number}", **{"soft-predictions.noise-seed": seed})[
+                1
+            ]
         )
         for seed in (0, -1)
         for number in (1, 2)
