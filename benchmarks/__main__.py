@@ -13,9 +13,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.pairs import Result
+from benchmarks.pairs import Result, table_of
 from benchmarks.records import Record, current_conditions, read_records, save_record
-from benchmarks.table import table_of
 
 BENCHMARKS = {
     "starting": "benchmarks.starting:measure",

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from benchmarks.bare import TRAINING
-from benchmarks.images import CLASSES, SHAPE, random_samples
+from benchmarks.bare import CLASSES, SHAPE, TRAINING, random_samples
 from benchmarks.pairs import Result, time_alternately
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings

@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import fedkd_flwr
-from benchmarks.bare import bare_round, bare_training
-from benchmarks.images import settings_for
+from benchmarks.bare import bare_round, bare_training, settings_for
 from benchmarks.pairs import REPETITIONS, Pair, Result, Task, seconds, summarize
 
 PUBLIC = 200

@@ -17,8 +17,7 @@ from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
-from fedkd_flwr.grids.base import DurationEstimate, MessageGrid
-from fedkd_flwr.grids.fast_polling import FastPollingGrid, SimulationGrid
+from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body

@@ -15,10 +15,9 @@ import pandas as pd
 from scipy import stats
 
 from fedkd_flwr.analysis.columns import MISSING, REFERENCE, points
-from fedkd_flwr.analysis.comparison import Comparison, compare
+from fedkd_flwr.analysis.comparison import Comparison, by_short_name, compare
+from fedkd_flwr.analysis.effects import FEWEST_METHODS
 from fedkd_flwr.analysis.groups import labels_by_method
-from fedkd_flwr.analysis.loading import by_short_name
-from fedkd_flwr.analysis.pairs import FEWEST_METHODS
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.significance import LEVEL, holm

@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from fedkd_flwr.analysis.columns import MISSING
-from fedkd_flwr.analysis.writing import written_to
+from fedkd_flwr.analysis.rendering import written_to
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, Configuration

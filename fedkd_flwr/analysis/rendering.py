@@ -1,11 +1,14 @@
-"""A comparison's table as a reader sees it: as text, in Markdown and in LaTeX."""
+"""A comparison's table as a reader sees it: as text, in Markdown and in LaTeX, and on disk."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedkd_flwr.analysis.columns import MISSING, REFERENCE, columns_of, percent
+from fedkd_flwr.runs import RunDirectoryError
 
 
 def rendered(table: pd.DataFrame, against: str = REFERENCE) -> pd.DataFrame:
@@ -68,3 +71,26 @@ def latex_table(text: pd.DataFrame) -> str:
     layout = "l" + "r" * (text.shape[1] - 1)
     rows = text.to_latex(index=False, escape=True, column_format=layout)
     return str(rows.replace("±", r"$\pm$"))
+
+
+@contextmanager
+def written_to(path: str | Path, what: str) -> Iterator[None]:
+    """Turn an error of the disk into a sentence.
+
+    Parameters
+    ----------
+    path : path
+        The file or folder.
+    what : str
+        What is written to it, such as ``The report``.
+
+    Raises
+    ------
+    RunDirectoryError
+        If the disk refuses it.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunDirectoryError(f"{what} cannot be written to {path}: {reason}.") from None

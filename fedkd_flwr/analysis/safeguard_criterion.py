@@ -13,7 +13,7 @@ import pandas as pd
 from scipy import stats
 
 from fedkd_flwr.analysis.columns import percent
-from fedkd_flwr.analysis.safeguards import harmed
+from fedkd_flwr.analysis.harm import harmed
 from fedkd_flwr.analysis.significance import CONFIDENCE, FEWEST_SEEDS, effect_of
 from fedkd_flwr.config import ConfigError
 

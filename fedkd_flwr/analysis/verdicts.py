@@ -8,8 +8,7 @@ import pandas as pd
 
 from fedkd_flwr.analysis.columns import points
 from fedkd_flwr.analysis.effects import effects_on_clients
-from fedkd_flwr.analysis.evaluations import new_client_accuracies
-from fedkd_flwr.analysis.groups import Groups, each_run
+from fedkd_flwr.analysis.groups import Groups, each_run, new_client_accuracies
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import client_results
 from fedkd_flwr.analysis.significance import (

@@ -1,7 +1,7 @@
 """Flower's ClientApp process, restricted to approved bundles.
 
 A SuperNode with ``--isolation process`` executes nothing itself: a SuperExec beside it asks for
-tasks, and starts one ``flwr-clientapp`` process per task (`fedkd_flwr.bundles.superexec`).
+tasks, and starts one ``flwr-clientapp`` process per task (`fedkd_flwr.bundles.forking`).
 `run_client_app` is Flower's process, but it compares the digest of the bundle with the list of
 approved ones before it unpacks it, and loads nothing that was not compared. An approved bundle is
 unpacked into a folder that is named by its whole digest.

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import AcceptChanges, Engine, read_assignments, read_choices
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside
-from fedkd_flwr.cli.running import INTERRUPTED
+from fedkd_flwr.cli.running import INTERRUPTED, ctrl_c_interrupts
 
 COMPARED = ("seed", "strategy")
 """Settings that a comparison is made over: replacing all their values leaves nothing to compare."""
@@ -68,7 +67,7 @@ def sweep(
 ) -> None:
     """Execute the unfinished runs of a sweep; interrupted ones continue."""
     with one_clear_line():
-        from fedkd_flwr.cli.sweep_progress import SweepDisplay
+        from fedkd_flwr.cli.progress import SweepDisplay
         from fedkd_flwr.sweeps import run_sweep, sweep_folder
 
         settings, selection = read_assignments(assignments), read_choices(only)

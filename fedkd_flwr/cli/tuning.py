@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import Assignments, Preset, read_values
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside, say_figures, show_table
-from fedkd_flwr.cli.running import INTERRUPTED
+from fedkd_flwr.cli.running import INTERRUPTED, ctrl_c_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +66,7 @@ def tune(
             raise typer.Exit(INTERRUPTED) from None
         show_tuning(tuned)
         if figures is not None:
-            from fedkd_flwr.plots.files import write_figures
+            from fedkd_flwr.plots.axes import write_figures
             from fedkd_flwr.plots.tuning import tuning_figures
 
             say_figures(write_figures(tuning_figures(tuned.searches), figures))

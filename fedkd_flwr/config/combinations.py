@@ -1,7 +1,6 @@
 """Combinations of settings that are impossible, though each setting is valid."""
 
-from fedkd_flwr.config.errors import ConfigError
-from fedkd_flwr.config.run_config import RunConfig
+from fedkd_flwr.config.run_config import ConfigError, RunConfig
 from fedkd_flwr.data.registry import NO_PUBLIC_SET
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS

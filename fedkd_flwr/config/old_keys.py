@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.methods import METHODS
 
 

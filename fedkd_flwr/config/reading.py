@@ -9,20 +9,25 @@ import functools
 import json
 import os
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedkd_flwr.config.combinations import check_combinations
-from fedkd_flwr.config.errors import ConfigError
-from fedkd_flwr.config.flat_config import Scalar, as_scalar, flatten
 from fedkd_flwr.config.old_keys import readable_config, replacement
-from fedkd_flwr.config.run_config import KEYS_WITHOUT_EFFECT, RunConfig
+from fedkd_flwr.config.run_config import (
+    KEYS_WITHOUT_EFFECT,
+    ConfigError,
+    RunConfig,
+    Scalar,
+    as_scalar,
+    flatten,
+)
 from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
-from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.registry import DATASETS
+from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
+from fedkd_flwr.data.registry import DATA, DATASETS, is_function
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, first_refused, kebab_case
@@ -320,3 +325,52 @@ def _with_defaults(kind: type[Part]) -> Part:
 
 def _sentence(text: str) -> str:
     return text if text.endswith("?") else f"{text}."
+
+
+def named_code(run_config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names ``module:object`` in a flat run config, each after the key that holds it.
+
+    Folders and data sets of the hub are no code.
+
+    Raises
+    ------
+    ConfigError
+        If ``own-settings`` cannot be read.
+    """
+    for key, value in with_own_settings_unpacked(run_config).items():
+        if key in KEYS_WITHOUT_EFFECT or ":" not in str(value):
+            continue
+        is_code = is_function if key in DATA else is_custom
+        for text in value if isinstance(value, list | tuple) else [value]:
+            for word in map(str.strip, str(text).split(",")):
+                if is_code(word):
+                    yield key, word
+
+
+def require_importable(configuration: Configuration, place: str) -> None:
+    """Refuse a method, model, data set or partition that exists in this process alone.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        The run config.
+    place : str
+        What has other processes, for the message.
+
+    Raises
+    ------
+    ConfigError
+        If the config names one.
+    """
+    if (strategy := configuration.run.strategy) in REGISTERED:
+        raise ConfigError(
+            f"{strategy} is registered in this process, and {place} other ones: keep what "
+            "register returns in a module, and set strategy to module:object."
+        )
+    for key, value in configuration.flat().items():
+        for name in str(value).split(","):
+            if is_of_this_process(name):
+                raise ConfigError(
+                    f"{key} = {name} is an object of this process, and {place} other ones: put "
+                    f"it in a module, and set {key} to module:object."
+                )

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, settings_types
-from fedkd_flwr.config.flat_config import as_scalar
+from fedkd_flwr.config.run_config import as_scalar
 from fedkd_flwr.custom_objects.importing import CustomObjectError
 from fedkd_flwr.methods import METHODS, REGISTERED, find_method
 from strategies.core.settings_groups import NoneOfTheAllowedError, SettingsGroup, kebab_case

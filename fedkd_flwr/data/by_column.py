@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.folders import tables_at
-from fedkd_flwr.data.registry import FOLDER, HUB, DataError, hub_id_of
+from fedkd_flwr.data.registry import FOLDER, HUB, DataError, hub_id_of, reads_data
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.tables import Column, read_column, read_table, schema_of
 from strategies.core.randomness import random_generator

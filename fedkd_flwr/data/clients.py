@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_data import content_digest
@@ -36,6 +35,7 @@ from fedkd_flwr.data.registry import (
     NO_PUBLIC_SET,
     SYMMETRIC,
     DataError,
+    reads_data,
 )
 from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.data.settings import DataPlan, DataSettings

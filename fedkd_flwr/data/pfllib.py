@@ -20,9 +20,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.custom_data import as_data_set
-from fedkd_flwr.data.registry import PFLLIB, DataError
+from fedkd_flwr.data.registry import PFLLIB, DataError, reads_data
 from fedkd_flwr.data.storage import PARTS
 
 Indices = NDArray[np.int64]

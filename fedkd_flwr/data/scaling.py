@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.decoding import to_float
-from fedkd_flwr.data.registry import SYMMETRIC, DataFormat
+from fedkd_flwr.data.registry import SYMMETRIC, DataFormat, reads_data
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images
 

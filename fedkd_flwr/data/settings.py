@@ -152,7 +152,7 @@ class DataSettings(SettingsGroup):
         """K, the number of classes; custom data are loaded if ``num-classes`` is not set."""
         if self.dataset in DATASETS:
             return DATASETS[self.dataset].classes
-        from fedkd_flwr.data.number_of_classes import count_classes  # deferred: it loads PyTorch
+        from fedkd_flwr.data.sources import count_classes  # deferred: it loads PyTorch
 
         return self.configured_classes or count_classes(
             self.dataset, self.data_root, self.data_format

@@ -8,7 +8,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.bundled_digits import bundled_digits
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
-from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
 from fedkd_flwr.data.custom_data import call_for_data
 from fedkd_flwr.data.decoding import convert_images, decode_images
@@ -28,6 +26,7 @@ from fedkd_flwr.data.pfllib import client_files
 from fedkd_flwr.data.registry import (
     FOLDER,
     HUB,
+    MOST_CLASSES,
     PFLLIB,
     DataError,
     DataFormat,
@@ -35,6 +34,7 @@ from fedkd_flwr.data.registry import (
     Source,
     find_source,
     is_function,
+    reads_data,
 )
 from fedkd_flwr.data.storage import digest_of, fingerprint
 from fedkd_flwr.files import plain_name
@@ -391,3 +391,39 @@ def _encoded_in(places: list[Path], data_format: DataFormat, grouping: Grouping)
         if grouping.column:
             found.groups.extend(groups_in(table, grouping.column))
     return replace(found, labels=np.concatenate(labels))
+
+
+BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
+"""File of scikit-learn with one row per digit: 64 brightnesses from 0 to 16, and the class."""
+
+
+def bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
+    """Return scikit-learn's digits, (1797, 1, 8, 8) uint8, and their classes.
+
+    The file is read as it lies: importing scikit-learn for it takes seconds.
+    """
+    path = distribution("scikit-learn").locate_file(BUNDLED_DIGITS)
+    rows = np.loadtxt(str(path), delimiter=",", dtype=np.uint8)
+    brightness = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).round()
+    return brightness.to(torch.uint8), rows[:, -1].astype(np.int64)
+
+
+@reads_data
+@functools.cache
+def count_classes(name: str, data_root: str, data_format: DataFormat) -> int:
+    """Return the largest class of a data set plus one; see `load_labels`.
+
+    Raises
+    ------
+    DataError
+        As `load_labels` does, or if there is one class, or more than `MOST_CLASSES`.
+    """
+    classes = int(load_labels(name, data_root, data_format).max()) + 1
+    if classes < 2:
+        raise DataError(f"{name} has labels of one class; a model needs at least two")
+    if classes > MOST_CLASSES:
+        raise DataError(
+            f"{name} has labels up to {classes - 1}, and at most {MOST_CLASSES} classes are "
+            "allowed: number the classes 0, 1, 2, …"
+        )
+    return classes

@@ -10,8 +10,7 @@ import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.config.toml_files import load_toml
-from fedkd_flwr.engines.app_files import APP_FOLDER, flwr_run_command
-from fedkd_flwr.engines.superlink import quiet_environment
+from fedkd_flwr.engines.superlink import APP_FOLDER, flwr_run_command, quiet_environment
 from strategies.core.flower import get_flwr_home
 from strategies.core.printable_text import without_colors
 

@@ -9,8 +9,7 @@ from typing import Any
 import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.engines.app_files import APP_FOLDER, flwr_run_command
-from fedkd_flwr.engines.superlink import superlink
+from fedkd_flwr.engines.superlink import APP_FOLDER, flwr_run_command, superlink
 from fedkd_flwr.runs import Run, load_run, names_of_code
 from fedkd_flwr.runs.continuing import checkpoint_to_continue_from
 from strategies.core.printable_text import without_colors

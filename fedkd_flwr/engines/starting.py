@@ -1,15 +1,16 @@
-"""Start and continue runs from Python."""
+"""Start and continue runs from Python, on an engine that is found by its name."""
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config.toml_files import upon_preset
 from fedkd_flwr.custom_objects.naming import name_objects
-from fedkd_flwr.data.changed_folders import forget_changed_folders
-from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE
-from fedkd_flwr.engines.registry import find_engine
+from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE, forget_changed_folders
+from fedkd_flwr.engines.in_process import check_in_process, run_in_process
+from fedkd_flwr.engines.simulation import check_simulation, run_simulation
 from fedkd_flwr.runs import (
     Run,
     absolute,
@@ -21,7 +22,7 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.recorded import require_same_objects
 from fedkd_flwr.server_app import check_run
-from strategies.core.rounds import OnRound, RowObserver
+from strategies.core.rounds import Observer, OnRound, RowObserver
 from strategies.core.settings_groups import kebab_case
 
 
@@ -227,3 +228,57 @@ def _kebab(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _absolute(folder: str) -> str:
     return str(absolute(folder)) if folder else ""
+
+
+class Engine(Protocol):
+    """Runs a method as its config says and returns the finished run."""
+
+    def __call__(
+        self,
+        configuration: Configuration,
+        observer: Observer | None = None,
+        resources: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Run the method; see `fedkd_flwr.engines.simulation.run_simulation` for the parameters."""
+
+
+ENGINES: dict[str, Engine] = {"in-process": run_in_process, "simulation": run_simulation}
+"""Where clients can run."""
+
+CHECKS: dict[str, Callable[[Configuration, Mapping[str, Any] | None], None]] = {
+    "in-process": check_in_process,
+    "simulation": check_simulation,
+}
+"""What refuses a run that an engine cannot start on this machine."""
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine of a name.
+
+    Raises
+    ------
+    ConfigError
+        If there is none; with the allowed names.
+    """
+    if name not in ENGINES:
+        starts = [engine for engine in ENGINES if name and engine.startswith(name.lower())]
+        close = starts or difflib.get_close_matches(name.lower(), ENGINES, n=1)
+        meant = f"; did you mean {close[0]}?" if close else "."
+        raise ConfigError(
+            f"engine = {name!r} is not one of {', '.join(ENGINES)} or, for `fedkd run`, "
+            f"deployment:NAME{meant}"
+        )
+    return ENGINES[name]
+
+
+def check_engine(
+    name: str, configuration: Configuration, resources: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse a run that an engine cannot start on this machine.
+
+    Raises
+    ------
+    ConfigError
+        With one sentence; the engine itself would raise the same.
+    """
+    CHECKS[name](configuration, resources)

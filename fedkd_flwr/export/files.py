@@ -22,12 +22,11 @@ from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.files import replacing
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.custom_models import checked_custom_model
-from fedkd_flwr.models.darts.genotype import Genotype
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import Genotype, SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
-from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.models.estimator_model import EstimatorModel
 from fedkd_flwr.models.estimators import estimator_to_read, is_estimator
+from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.training.blending import Blend, BlendedModel
 from strategies.core.flower import log

@@ -8,7 +8,7 @@ from torch import nn
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.custom_models import build_custom_model
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.registry import ANY_SHAPE, DARTS_MODELS, MODELS, SMALLEST_SIDES, model_name
 
 

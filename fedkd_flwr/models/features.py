@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.layers import head_of, mark_head
 from fedkd_flwr.models.settings import ModelSettings
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.features import fold_into, with_common_width
 from fedkd_flwr.models.torch_internals import unsent_buffers
 

@@ -6,8 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from fedkd_flwr.models.assignment import ASSIGNMENTS
-from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype, SearchSpace
 from fedkd_flwr.models.darts.settings import SMALL, STANDARD, SupernetSettings
 from fedkd_flwr.models.registry import ALLOWED, DARTS, model_name
 from strategies.core.settings_groups import SettingsGroup, Words, one_of

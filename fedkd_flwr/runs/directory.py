@@ -38,17 +38,18 @@ from fedkd_flwr.runs.checkpoint import (
     write_checkpoint,
     write_notes,
 )
-from fedkd_flwr.runs.code import names_of_code
 from fedkd_flwr.runs.continuing import (
+    CLIENTS,
     changed_settings,
     checkpoint_to_continue_from,
     described,
+    newcomers,
+    write_newcomers,
 )
-from fedkd_flwr.runs.errors import RunDirectoryError
-from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
+from fedkd_flwr.runs.folders import RunDirectoryError, absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
-from fedkd_flwr.runs.newcomers import CLIENTS, newcomers, write_newcomers
 from fedkd_flwr.runs.reading import MATRICES, Row, Run, damaged, load_run
+from fedkd_flwr.runs.recorded import names_of_code
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from fedkd_flwr.runs.writing import (
     as_lines,
@@ -84,7 +85,7 @@ class RunDirectory(Observer):
     observers : list of Observer
         Are informed of the events of the run; see `watched_by`.
     newcomers : list of int
-        Clients that join without further rounds, see `fedkd_flwr.runs.newcomers`.
+        Clients that join without further rounds, see `fedkd_flwr.runs.continuing`.
     """
 
     def __init__(self, path: Path, configuration: "Configuration") -> None:

@@ -1,4 +1,4 @@
-"""Folders of runs: their names, and checks before any client works."""
+"""Folders of runs: their names, their errors, and checks before any client works."""
 
 import contextlib
 import tempfile
@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedkd_flwr.files import plain_name
-from fedkd_flwr.runs.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
+
+
+class RunDirectoryError(OSError):
+    """A run directory that cannot be written or read; the message is one sentence."""
+
+
+class CodeNotNamedError(RunDirectoryError):
+    """A run directory that names code which the user has not named; nothing was imported."""
+
+
+class DamagedRunError(RunDirectoryError):
+    """A run directory with an unreadable file; the message names the file and the remedy."""
 
 
 WRITTEN = ("*.jsonl", "matrices/*.npy", "split.json", "summary.json")

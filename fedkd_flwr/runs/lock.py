@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from fedkd_flwr.files import lock_file
-from fedkd_flwr.runs.errors import RunDirectoryError
+from fedkd_flwr.runs.folders import RunDirectoryError
 from strategies.core.flower import log
 
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.config import current_config
 from fedkd_flwr.runs.arrays import ArraysError, read_arrays
-from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
-from fedkd_flwr.runs.folders import absolute
+from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
 from strategies.core.flower import log
 from strategies.core.pair_matrix import STARTS, whole_of
 
@@ -64,8 +63,8 @@ class Run:
     path : Path
         The directory.
     allow_code : tuple of str
-        Code that the user has named, see `fedkd_flwr.runs.code`. The config may name other code,
-        which is then never imported.
+        Code that the user has named, see `fedkd_flwr.runs.recorded`. Other code that the config
+        names is never imported.
     until : int, optional
         The last round to read, of a run that is continued after it; by default all.
     """

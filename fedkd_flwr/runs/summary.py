@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from fedkd_flwr.runs.newcomers import received_by
+from fedkd_flwr.runs.continuing import received_by
 from fedkd_flwr.runs.provenance import provenance
 from fedkd_flwr.runs.reading import Row, Run
 from strategies.core.evaluations import accuracy_statistics

@@ -8,7 +8,7 @@ from typing import Any
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.runs import (
     Run,
     RunDirectoryError,

@@ -38,10 +38,9 @@ from fedkd_flwr.config import (
     read_config,
     with_own_settings_unpacked,
 )
-from fedkd_flwr.config.flat_config import Scalar, flatten
-from fedkd_flwr.config.presets import close_names, find_sweep, sweep_names
+from fedkd_flwr.config.run_config import Scalar, flatten
 from fedkd_flwr.config.suggestions import either
-from fedkd_flwr.config.toml_files import load_toml, read_toml
+from fedkd_flwr.config.toml_files import close_names, find_sweep, load_toml, read_toml, sweep_names
 from fedkd_flwr.files import plain_name
 from strategies.core.flower import log
 

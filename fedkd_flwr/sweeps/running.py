@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fedkd_flwr import engines
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.runs import (
     DamagedRunError,
     Run,
@@ -29,8 +29,7 @@ from fedkd_flwr.sweeps.earlier_attempts import (
     require_unlocked,
     rounds_to_continue_from,
 )
-from fedkd_flwr.sweeps.failures import Failure, record_failure
-from fedkd_flwr.sweeps.folder import require_own_folder, sweep_folder
+from fedkd_flwr.sweeps.folder import Failure, record_failure, require_own_folder, sweep_folder
 from fedkd_flwr.sweeps.grid import Selection, read_sweep, run_labels, select_runs
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from strategies.core.flower import log

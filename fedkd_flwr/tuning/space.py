@@ -8,7 +8,7 @@ from optuna.trial import Trial
 from pydantic.fields import FieldInfo
 
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.methods import Method
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.search import SearchRange

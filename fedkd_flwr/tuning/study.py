@@ -22,7 +22,7 @@ from sqlalchemy.exc import DatabaseError
 
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError, current_config
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.tuning.halving import BRACKET, largest_bracket, number_continuing, ranked, rungs_of

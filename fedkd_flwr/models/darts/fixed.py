@@ -4,9 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
-from fedkd_flwr.models.darts.genotype import Node
+from fedkd_flwr.models.darts.genotype import Node, SearchSpace
 from fedkd_flwr.models.darts.operations import build_operation
-from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import CELL_INPUTS
 from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_cells
 

@@ -1,11 +1,11 @@
-"""Discrete architectures, and their text form."""
+"""Discrete architectures, their text form, and the search space that they are in."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS
+from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS, SupernetSettings
 
 
 class Choice(NamedTuple):
@@ -132,3 +132,19 @@ PUBLISHED_GENOTYPE = Genotype(
     ),
 )
 """The cells that DARTS found on CIFAR-10 with second-order search (its figures 4 and 5)."""
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Size of a supernet, and the genotype of a fixed network of the same size.
+
+    Attributes
+    ----------
+    settings : SupernetSettings
+        Channels, cells, nodes and operations.
+    genotype : Genotype
+        Cells of the fixed network.
+    """
+
+    settings: SupernetSettings = field(default_factory=SupernetSettings)
+    genotype: Genotype = PUBLISHED_GENOTYPE
