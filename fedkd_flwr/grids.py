@@ -1,4 +1,8 @@
-"""Grids: the base of this package's, and the ones that wait for nodes with short pauses."""
+"""Grids: the base of this package's, and the ones that poll quickly.
+
+Flower's own grid polls every three seconds in a federation. In rounds of short messages that takes
+longer than the clients' work.
+"""
 
 import math
 import time

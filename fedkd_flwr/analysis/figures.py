@@ -10,7 +10,6 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.line_styles import COLORS, line_styles
 from fedkd_flwr.analysis.safeguard_criterion import guarded_clients
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.analysis.settings import defining_settings
@@ -19,7 +18,41 @@ from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.runs import DamagedRunError, Run
 from strategies.core.randomness import random_generator
 
+COLORS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
+    "#882255", "#999933", "#332288", "#888888", "#661100", "#9D48F2",
+    "#117733", "#000000",
+)  # fmt: skip
+"""The color-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
+Before black it has three of Tol's muted colors, gray, Tol's dark brown and green, and a violet."""
+
+MARKERS = "osD^vPX"
+LINES = ("-", "--", ":", "-.")
+"""Markers and lines, by their names in Matplotlib."""
+
 # ---- Methods ---------------------------------------------------------------------------
+
+
+def line_styles(comparison: Comparison) -> list[tuple[str, list[Run], dict[str, Any]]]:
+    """Return label, runs and line style of each group; a comparison's figures agree on them."""
+    count = len(comparison.groups)
+    return [
+        (
+            label,
+            runs,
+            {
+                "color": COLORS[i % len(COLORS)],
+                "ls": LINES[i // len(COLORS) % len(LINES)],
+                "marker": MARKERS[i % len(MARKERS)],
+                # Later lines are thinner, so that equal curves remain visible.
+                "lw": 3.0 - 1.8 * i / count,
+                "ms": 8.0 - 4.0 * i / count,
+                # About ten markers per line.
+                "markevery": 0.1,
+            },
+        )
+        for i, (label, runs) in enumerate(comparison.groups.items())
+    ]
 
 
 def accuracy_curve(runs: Sequence[Run]) -> pd.DataFrame:

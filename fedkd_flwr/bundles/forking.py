@@ -7,6 +7,8 @@ the place of ``subprocess.Popen`` in Flower's executor, which goes on to write t
 The processes come from the standard library's fork server (`multiprocessing`): a process of one
 thread that loads `fedkd_flwr.bundles.preloaded`, and nothing else. SuperExec's secret, connections
 and threads are not in it. Environment and working directory are those of SuperExec.
+
+If Flower moves a name that `run_superexec` replaces, it ends with an error.
 """
 
 import atexit

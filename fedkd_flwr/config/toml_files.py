@@ -1,4 +1,4 @@
-"""Read settings from presets, other TOML files and ``KEY=VALUE`` assignments; find presets by name."""
+"""Read settings from presets, other TOML files and ``KEY=VALUE`` assignments."""
 
 import difflib
 import functools
