@@ -29,14 +29,7 @@ KT_PFL = KTpFLSettings()
 class BareClient:
     """A model with its data and plain training loops.
 
-    Attributes
-    ----------
-    model : nn.Module
-        Trained in place.
-    images, labels, test_images, test_labels : Tensor
-        The client's own samples.
-    optimizer : torch.optim.Optimizer
-        For private data. Its momentum buffers persist across rounds.
+    The optimizer's momentum buffers persist across rounds.
     """
 
     model: nn.Module
@@ -93,17 +86,7 @@ class BareClient:
 
 
 def bare_round(model: str, clients: int, train: int, test: int, public: int) -> Task:
-    """Return a task that runs one round; repeated calls continue with the same clients.
-
-    Parameters
-    ----------
-    model : str
-        Architecture of every client.
-    clients : int
-        Number of clients.
-    train, test, public : int
-        Numbers of training and test samples per client, and of public samples.
-    """
+    """Return a task that runs one round; repeated calls continue with the same clients."""
     public_images, _ = random_samples(public)
     bare_clients = random_clients(model, clients, train, test)
     teacher = torch.full((public, CLASSES), 1 / CLASSES)
@@ -121,19 +104,7 @@ def bare_round(model: str, clients: int, train: int, test: int, public: int) -> 
 
 
 def bare_training(model: str, clients: int, train: int, test: int, models: int = 1) -> Task:
-    """Return a task that trains and tests clients without any exchange.
-
-    Parameters
-    ----------
-    model : str
-        Architecture of every client.
-    clients : int
-        Number of clients.
-    train, test : int
-        Numbers of training and test samples per client.
-    models : int
-        Models that each client trains.
-    """
+    """Return a task that trains and tests clients without any exchange."""
     trained = [random_clients(model, clients, train, test) for _ in range(models)]
 
     def run_round() -> None:
@@ -171,19 +142,7 @@ def random_samples(count: int) -> tuple[Tensor, Tensor]:
 
 
 def settings_for(model: str, clients: int, samples: int, **further: Any) -> dict[str, Any]:
-    """Return settings for clients of equal size, on random images and one CPU thread.
-
-    Parameters
-    ----------
-    model : str
-        Architecture of every client.
-    clients : int
-        Number of clients.
-    samples : int
-        Images in all, each with a random class.
-    **further
-        More settings.
-    """
+    """Return settings for clients of equal size, on random images and one CPU thread."""
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (samples, *SHAPE), dtype=np.uint8)
     return {

@@ -35,14 +35,7 @@ def measure() -> Iterator[Result]:
 class Clients:
     """Clients of one architecture with random samples.
 
-    Attributes
-    ----------
-    architecture : Architecture
-        Of every client.
-    models : list of nn.Module
-        A model for each client, trained further with each round.
-    data : list of (Tensor, Tensor)
-        Images and labels of each client.
+    Models are trained further with each round.
     """
 
     architecture: Architecture

@@ -27,18 +27,7 @@ Pair = tuple[float, float]
 class Result:
     """A row of the table.
 
-    Attributes
-    ----------
-    name, baseline_name : str
-        What is measured, and the baseline.
-    measured, baseline : float
-        The medians.
-    ratio : float
-        The measured value divided by the baseline.
-    at_most, at_least : float
-        The target: limits of the ratio, None for no limit.
-    unit : str
-        The unit of both medians.
+    The ratio is the measured median divided by the baseline's. Limits that are None are none.
     """
 
     name: str
@@ -79,16 +68,7 @@ def time_alternately(
 ) -> Result:
     """Time two tasks alternately, after one untimed run of each.
 
-    Parameters
-    ----------
-    name, baseline_name : str
-        The names of the tasks in the table.
-    task, baseline : callable
-        The tasks.
-    at_most, at_least : float
-        The target: limits of the ratio.
-    repetitions : int
-        How often each task is timed.
+    `at_most` and `at_least` limit the ratio.
     """
     task()
     baseline()

@@ -59,18 +59,7 @@ def round_pairs(
 ) -> list[Pair]:
     """Return the seconds of a run's rounds, each with those of the baseline run right after it.
 
-    Parameters
-    ----------
-    method : str
-        The method.
-    model : str
-        Architecture of every client.
-    clients, samples : int
-        Number of clients, and of samples per client. A quarter of the samples are for testing.
-    baseline : callable
-        The task to time after each round.
-    repetitions : int
-        Number of rounds to time.
+    A quarter of each client's samples are for testing.
     """
     pairs: list[Pair] = []
     round_started_at = 0.0

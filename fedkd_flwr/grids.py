@@ -23,11 +23,6 @@ class DurationEstimate:
 
     The estimate is rough. It assumes that all clients take as long as those that replied first,
     and leaves out evaluations and further exchanges of a round.
-
-    Parameters
-    ----------
-    rounds : int
-        Rounds that the run still has to do.
     """
 
     def __init__(self, rounds: int) -> None:
@@ -37,14 +32,8 @@ class DurationEstimate:
     def trained(self, seconds: float, done: int, total: int) -> None:
         """Estimate the duration, the first time that clients have trained.
 
-        Parameters
-        ----------
-        seconds : float
-            Time since the first exchange began.
-        done : int
-            Clients that have trained so far, at least one.
-        total : int
-            Clients that train in the exchange.
+        Of `total` clients, `done` have trained, at least one, in the seconds since the first
+        exchange began.
         """
         if self._is_made:
             return
@@ -99,10 +88,7 @@ SIMULATION_PAUSE = 0.05
 class FastPollingGrid(MessageGrid):
     """A grid that polls for replies often at first, and less often the longer they take.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own.
+    It wraps Flower's own.
     """
 
     is_federation = True

@@ -105,10 +105,7 @@ def write_report(comparison: Comparison, file: str | Path) -> Path:
 def render_page(comparison: Comparison) -> str:
     """Return a comparison as an HTML page that loads nothing from the network.
 
-    Raises
-    ------
-    RunDirectoryError
-        If a run's matrices are damaged.
+    Raises `RunDirectoryError` if a run's matrices are damaged.
     """
     run = next(iter(comparison.groups.values()))[0]
     settings = defining_settings(run.config)

@@ -234,11 +234,7 @@ def _notes_on_unfinished(runs: Iterable[Run]) -> list[str]:
 def by_short_name(folders: Iterable[str | Path]) -> dict[str, Path]:
     """Return folders by their last names, with as many parents as tell them apart.
 
-    Parameters
-    ----------
-    folders : iterable of path
-        Such as ``a/runs`` and ``b/runs``, whose names are these. A folder that is given twice
-        counts once.
+    A folder that is given twice counts once.
     """
     paths = list(dict.fromkeys(absolute(folder) for folder in folders))
     parts, named = 0, dict[str, Path]()
@@ -253,27 +249,9 @@ def load_runs(
 ) -> tuple[list[Run], list[str]]:
     """Load runs, and the runs inside folders that are no run directories; each run once.
 
-    A damaged run inside a folder is skipped, and the others are loaded.
-
-    Parameters
-    ----------
-    runs : iterable of path or Run
-        Run directories, folders of run directories, or loaded runs.
-    allow_code : str or iterable of str
-        Code that their configs may name, see `fedkd_flwr.load_run`.
-
-    Returns
-    -------
-    list of Run
-        The loaded runs.
-    list of str
-        One sentence for each skipped run.
-
-    Raises
-    ------
-    RunDirectoryError
-        If a path has no runs, if a run directory named by its own path is damaged, or if no run
-        is left.
+    A damaged run inside a folder is skipped, and the others are loaded. Return also a sentence for
+    each skipped run. Raises `RunDirectoryError` if a path has no runs, if a run directory named by
+    its own path is damaged, or if no run is left.
     """
     opened: dict[Path, Run] = {}
     notes: dict[Path, str] = {}

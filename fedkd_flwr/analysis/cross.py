@@ -198,10 +198,7 @@ class Cross:
 def require_format(path: Path) -> None:
     """Check that a result can be written to a file with this suffix.
 
-    Raises
-    ------
-    ConfigError
-        If the suffix is not one of `FORMATS`.
+    Raises `ConfigError` if the suffix is not one of `FORMATS`.
     """
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path} must end in {' or '.join(FORMATS)}.")

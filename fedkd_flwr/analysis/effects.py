@@ -19,18 +19,7 @@ from fedkd_flwr.analysis.significance import FEWEST_SEEDS, LEVEL, Effect, Outcom
 def effects_on_clients(clients: pd.DataFrame, labels: Iterable[Any]) -> dict[str, Effect]:
     """Return what each method's mean gain over its reference shows.
 
-    Parameters
-    ----------
-    clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
-    labels : iterable of str
-        The methods, in the order to return them.
-
-    Returns
-    -------
-    dict of str to Effect
-        Of each method that has a run of the reference with one of its seeds; Holm's correction
-        is over these.
+    Of each method that shares a seed with the reference; Holm's correction is over these.
     """
     gains = clients.dropna(subset="gain").groupby(["method", "seed"])["gain"].mean()
     compared = set(gains.index.get_level_values("method"))
@@ -40,18 +29,8 @@ def effects_on_clients(clients: pd.DataFrame, labels: Iterable[Any]) -> dict[str
 def effects_of_pairs(clients: pd.DataFrame, labels: Sequence[str]) -> dict[tuple[str, str], Effect]:
     """Return the effect of each method over each other one, by their pair of labels.
 
-    Parameters
-    ----------
-    clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
-    labels : sequence of str
-        The methods.
-
-    Returns
-    -------
-    dict of (str, str) to Effect
-        In both directions; Holm's correction is over all pairs, each counted once. Pairs without
-        a common seed are missing.
+    In both directions; Holm's correction is over all pairs, each counted once. Pairs without a
+    common seed are missing.
     """
     accuracies = clients.pivot(
         index=["seed", "partition_id"], columns="method", values="accuracy"
@@ -81,19 +60,9 @@ def _turned(effect: Effect) -> Effect:
 def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFrame:
     """Return a table of means with what each method's gain shows, after its accuracy.
 
-    Parameters
-    ----------
-    table : DataFrame
-        Of `fedkd_flwr.analysis.results.means_over_seeds`.
-    effects : dict of str to Effect
-        By label.
-
-    Returns
-    -------
-    DataFrame
-        With ``gain``, ``gain_low``, ``gain_high``, ``p_value``, ``p_holm`` and
-        ``smallest_visible``, parts of 1, NaN where there is nothing to compare with or too few
-        seeds, and ``verdict``, an `Outcome`.
+    With ``gain``, ``gain_low``, ``gain_high``, ``p_value``, ``p_holm`` and ``smallest_visible``,
+    parts of 1, NaN where there is nothing to compare with or too few seeds, and ``verdict``, an
+    `Outcome`.
     """
     rows = {
         label: {
@@ -111,15 +80,7 @@ def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFram
 
 
 def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of means with what `fedkd_flwr.analysis.harm.harm_of` finds, if anything.
-
-    Parameters
-    ----------
-    table : DataFrame
-        One row a label.
-    clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
-    """
+    """Return a table of means with what `fedkd_flwr.analysis.harm.harm_of` finds, if anything."""
     rows = {}
     for label in table.index:
         harm = harm_of(clients[clients["method"] == label])
@@ -186,18 +147,8 @@ FEWEST_METHODS = 3
 def matrix_of_pairs(pairs: Mapping[tuple[str, str], Effect], labels: Sequence[str]) -> pd.DataFrame:
     """Return what the method of each row gains over that of each column.
 
-    Parameters
-    ----------
-    pairs : mapping of (str, str) to Effect
-        Of `fedkd_flwr.analysis.effects.effects_of_pairs`.
-    labels : sequence of str
-        The methods.
-
-    Returns
-    -------
-    DataFrame
-        A first column ``method``, then one column per method. Cells hold points, and *better* or
-        *worse* where that is shown; empty if there are fewer than `FEWEST_METHODS`.
+    A first column ``method``, then one column per method. Cells hold points, and *better* or
+    *worse* where that is shown; empty if there are fewer than `FEWEST_METHODS`.
     """
     if len(labels) < FEWEST_METHODS:
         return pd.DataFrame()

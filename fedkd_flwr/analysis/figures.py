@@ -59,17 +59,8 @@ def accuracy_curve(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the mean over seeds of accuracy, by round.
 
     Each row is the mean over all seeds. A seed that stopped early keeps its last values, and a
-    round is left out if a seed that was still running was not evaluated in it.
-
-    Parameters
-    ----------
-    runs : sequence of Run
-        Runs of one method with the same settings, one per seed.
-
-    Returns
-    -------
-    DataFrame
-        One row per round: ``accuracy``, and ``deviation``, its standard deviation, 0 for one seed.
+    round is left out if a seed that was still running was not evaluated in it. One row per round:
+    ``accuracy``, and ``deviation``, its standard deviation, 0 for one seed.
     """
     curves = [_curve_of_run(run) for run in runs]
     rounds = pd.concat(curves).index.unique()
@@ -155,10 +146,7 @@ def gains_with_cost(comparison: Comparison) -> pd.DataFrame:
 def pareto_front(costs: pd.Series, gains: pd.Series) -> list[str]:
     """Return the labels for which nothing as cheap gains as much, the cheapest first.
 
-    Parameters
-    ----------
-    costs, gains : Series
-        By label. Labels that gain nothing are not on the front.
+    Labels that gain nothing are not on the front.
     """
     ordered = pd.DataFrame({"cost": costs, "gain": gains}).sort_values(
         ["cost", "gain"], ascending=[True, False]
@@ -229,18 +217,9 @@ def cluster_colors(labels: NDArray[np.int64]) -> list[str]:
 def follow_clusters(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Renumber clusters so that a cluster keeps its number over rounds.
 
-    k-means numbers its clusters arbitrarily in each round.
-
-    Parameters
-    ----------
-    labels : ndarray
-        Shape (rounds, N), -1 for absent clients.
-
-    Returns
-    -------
-    ndarray
-        Shape (rounds, N). As many clients as possible keep the cluster number of the last
-        round in which they were present.
+    k-means numbers its clusters arbitrarily in each round. Shape (rounds, N), -1 for absent
+    clients. As many clients as possible keep the number of the last round in which they were
+    present.
     """
     count = max(int(labels.max()) + 1, 0)
     followed = np.full_like(labels, -1)

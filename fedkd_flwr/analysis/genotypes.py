@@ -12,23 +12,8 @@ from strategies.core.vector_kinds import ALPHAS
 def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
     """Read every client's genotype from its architecture weights after the last round.
 
-    Parameters
-    ----------
-    run : Run
-        A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
-    rule : {"every-edge", "two-edges"}
-        Which edges are kept; see `fedkd_flwr.models.darts.supernet.derive_genotype`. FedKMA
-        keeps every edge with its strongest operation.
-
-    Returns
-    -------
-    list of Genotype
-        By partition-id.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the run has no architecture weights.
+    By partition-id. FedKMA keeps every edge with its strongest operation. Raises
+    `RunDirectoryError` if the run has no architecture weights.
     """
     if ALPHAS not in run.matrices:
         raise RunDirectoryError(

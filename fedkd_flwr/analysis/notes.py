@@ -28,21 +28,9 @@ MANY_STEPS = 1.5
 def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: References) -> list[str]:
     """Return notes on differences between the compared runs.
 
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        Finished runs by label.
-    clients : DataFrame
-        Their `fedkd_flwr.analysis.results.client_results`.
-    references : References
-        What they are compared with.
-
-    Returns
-    -------
-    list of str
-        One sentence each on results on validation data, on seeds, on runs and clients without a
-        reference, on longer training, on settings, and on test splits that hold no other classes
-        than their client trains on.
+    One sentence each on results on validation data, on seeds, on runs and clients without a
+    reference, on longer training, on settings, and on test splits that hold no other classes than
+    their client trains on.
     """
     return [
         *_notes_on_evaluated_split(groups),
@@ -231,13 +219,7 @@ def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
 
 
 def notes_on_seconds(results: pd.DataFrame) -> list[str]:
-    """Note which runs overlapped in time, so that their seconds are not comparable.
-
-    Parameters
-    ----------
-    results : DataFrame
-        Of `fedkd_flwr.analysis.results.run_results`.
-    """
+    """Note which runs overlapped in time, so that their seconds are not comparable."""
     disturbed = results.loc[results["seconds"].isna(), "method"].unique()
     if not len(disturbed):
         return []
@@ -255,17 +237,8 @@ UNKNOWN = "not recorded"
 def notes_on_provenance(runs: Iterable[Run]) -> list[str]:
     """Note how runs differ besides their settings, which alone can change numbers.
 
-    Each process that wrote rounds of a run counts.
-
-    Parameters
-    ----------
-    runs : iterable of Run
-        All runs of a comparison.
-
-    Returns
-    -------
-    list of str
-        At most two sentences: what differs, and whether code was modified after its commit.
+    Each process that wrote rounds of a run counts. At most two sentences: what differs, and whether
+    code was modified after its commit.
     """
     makers = [_makers(run) for run in runs]
     made = [_made_by(maker) for own in makers for maker in own]

@@ -36,15 +36,7 @@ def in_latex(text: pd.DataFrame, remarks: Sequence[str]) -> str:
 
 
 def by_client(clients: pd.DataFrame, labels: Iterable[Any]) -> pd.DataFrame:
-    """Return each client's mean accuracy over seeds, one column per method.
-
-    Parameters
-    ----------
-    clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
-    labels : iterable of str
-        The methods in the order of the columns.
-    """
+    """Return each client's mean accuracy over seeds, one column per method."""
     means = clients.pivot_table("accuracy", "partition_id", "method").reindex(columns=list(labels))
     return means.rename_axis("client").reset_index().rename_axis(columns=None)
 
@@ -77,17 +69,7 @@ def latex_table(text: pd.DataFrame) -> str:
 def written_to(path: str | Path, what: str) -> Iterator[None]:
     """Turn an error of the disk into a sentence.
 
-    Parameters
-    ----------
-    path : path
-        The file or folder.
-    what : str
-        What is written to it, such as ``The report``.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the disk refuses it.
+    Raises `RunDirectoryError` if the disk refuses it.
     """
     try:
         yield

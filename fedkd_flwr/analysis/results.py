@@ -71,24 +71,12 @@ def client_results(
 ) -> pd.DataFrame:
     """Return one row per run and client at the last evaluated round.
 
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        Finished runs by label.
-    references : References
-        What each run is compared with.
-    accuracies_of : callable
-        Whose accuracies: those of the clients in training, or `new_client_accuracies`.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy``, that of
-        the reference, ``gain``, their difference, NaN where there is nothing to compare a client
-        with, ``reference``, the label of the reference, ``test_images`` and
-        ``local_test_images``, the sizes of both test splits, and ``lost`` and ``won``, the images
-        that only the reference or only the method gets right; NaN where a run did not record them.
-        Those of `fedkd_flwr.analysis.harm.safeguarded` where some run has a safeguard.
+    Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy``, that of the
+    reference, ``gain``, their difference, NaN where there is nothing to compare a client with,
+    ``reference``, the label of the reference, ``test_images`` and ``local_test_images``, the sizes
+    of both test splits, and ``lost`` and ``won``, the images that only the reference or only the
+    method gets right; NaN where a run did not record them. Those of
+    `fedkd_flwr.analysis.harm.safeguarded` where some run has a safeguard.
     """
     frames = []
     for label, run in each_run(groups):
@@ -128,32 +116,17 @@ def run_results(
 ) -> pd.DataFrame:
     """Return one row per run.
 
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        Finished runs by label.
-    clients : DataFrame
-        Their `client_results`.
-    references : References
-        What each run is compared with.
-    target : float, optional
-        Mean accuracy whose costs are counted.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
-        ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local``
-        and ``harmed`` (the shares of clients above and below the reference), ``worst_loss`` (the
-        largest loss of a client, 0 where none loses), ``nll`` (mean cross-entropy), ``numbers``,
-        ``bytes``, ``gradient_steps`` (the mean over the clients in training, where a run counted
-        them), ``seconds`` (only where none of the other runs took place at the same time),
-        ``path``, and with a target those of `cost_to_target`, seconds again only of runs that
-        took place alone; NaN for what a run does not have.
-        Columns of `AT_SECOND_MOMENTS`, of a safeguard, and of
-        `strategies.core.optional_metrics.MEANS`, means over clients, where some run has measured
-        them; those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy, and the
-        share of them that are above the reference's own.
+    Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
+    ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local`` and
+    ``harmed`` (the shares of clients above and below the reference), ``worst_loss`` (the largest
+    loss of a client, 0 where none loses), ``nll`` (mean cross-entropy), ``numbers``, ``bytes``,
+    ``gradient_steps`` (the mean over the clients in training, where a run counted them),
+    ``seconds`` (only where none of the other runs took place at the same time), ``path``, and with
+    a target those of `cost_to_target`, seconds again only of runs that took place alone; NaN for
+    what a run does not have. Columns of `AT_SECOND_MOMENTS`, of a safeguard, and of
+    `strategies.core.optional_metrics.MEANS`, means over clients, where some run has measured them;
+    those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy, and the share of them
+    that are above the reference's own.
     """
     by_run = dict(iter(clients.groupby(["method", "seed"])))
     alone = ran_alone([run for _, run in each_run(groups)])
@@ -251,17 +224,9 @@ def _against_reference(gains: pd.Series) -> dict[str, float]:
 def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """Return one row per label, best first.
 
-    Parameters
-    ----------
-    results : DataFrame
-        Of `run_results`.
-
-    Returns
-    -------
-    DataFrame
-        Number of ``seeds``, means over them, and the standard deviations ``accuracy_std``,
-        ``accuracy_chosen_std`` and ``new_accuracy_std`` (n-1 in the denominator, NaN for one
-        seed). The cost of a target is NaN unless every seed reaches it.
+    Number of ``seeds``, means over them, and the standard deviations ``accuracy_std``,
+    ``accuracy_chosen_std`` and ``new_accuracy_std`` (n-1 in the denominator, NaN for one seed). The
+    cost of a target is NaN unless every seed reaches it.
     """
     by_method = results.groupby("method", sort=False)
     means = by_method.mean(numeric_only=True).drop(columns="seed")
@@ -320,10 +285,8 @@ Answers = dict[int, NDArray[np.bool_]]
 def answers_of(run: Run) -> Answers:
     """Return the clients' answers at the last evaluated round; empty where not recorded.
 
-    Raises
-    ------
-    DamagedRunError
-        If they cannot be read, or do not have the number of right ones that the counts say.
+    Raises `DamagedRunError` if they cannot be read, or do not have the number of right ones that
+    the counts say.
     """
     rows = run.last_evaluations
     if not {ANSWERS, "correct", "total"} <= set(rows):
@@ -346,18 +309,8 @@ def answers_of(run: Run) -> Answers:
 def lost_and_won(run: Run, reference: Run | None) -> pd.DataFrame:
     """Return how many answers clients lose and win over a reference.
 
-    Parameters
-    ----------
-    run : Run
-        The run.
-    reference : Run or None
-        A run on the same split, if there is one.
-
-    Returns
-    -------
-    DataFrame
-        By partition-id, ``lost``, the images that only the reference gets right, and ``won``, those
-        that only the run does. Clients whose answers cannot be paired are left out.
+    By partition-id, ``lost``, the images that only the reference gets right, and ``won``, those
+    that only the run does. Clients whose answers cannot be paired are left out.
     """
     own, theirs = answers_of(run), answers_of(reference) if reference else {}
     paired = [n for n in own if n in theirs and len(own[n]) == len(theirs[n])]

@@ -32,10 +32,8 @@ class ForkingUnsafeError(OSError):
 def fork_client_apps() -> None:
     """Start the fork server, and let Flower's executor start its processes from there.
 
-    Raises
-    ------
-    ForkingUnsafeError
-        If the system is not Linux: libraries of macOS start threads, which a fork breaks.
+    Raises `ForkingUnsafeError` if the system is not Linux: libraries of macOS start threads, which
+    a fork breaks.
     """
     if sys.platform != "linux":
         raise ForkingUnsafeError(
@@ -49,13 +47,7 @@ def fork_client_apps() -> None:
 
 
 def start_forked(command: Sequence[str]) -> None:
-    """Execute a command line of `run_client_app` in a process of its own.
-
-    Parameters
-    ----------
-    command : sequence of str
-        Program and options, as Flower's executor writes them.
-    """
+    """Execute a command line of `run_client_app` in a process of its own."""
     context = multiprocessing.get_context("forkserver")
     context.Process(target=run_forked, args=(list(command),)).start()
 
@@ -70,11 +62,6 @@ def run_forked(command: list[str]) -> None:
     """Run a ClientApp in this process, which was forked for it.
 
     It draws new seeds from the system, as a new Python does. Python's own generator has done so.
-
-    Parameters
-    ----------
-    command : list of str
-        Program and options.
     """
     import numpy as np
     import torch
@@ -94,17 +81,8 @@ CLIENT_APP_PROGRAM = "fedkd-clientapp"
 def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) -> None:
     """Run Flower's ``flower-superexec`` for ClientApps of approved bundles alone.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        Options of ``flower-superexec``.
-    fresh_processes : bool
-        Start a new Python for each message, instead of forking one that has loaded PyTorch.
-
-    Raises
-    ------
-    ForkingUnsafeError
-        If processes cannot be forked here.
+    `fresh_processes` starts a new Python for each message, instead of forking one that has loaded
+    PyTorch. Raises `ForkingUnsafeError` if processes cannot be forked here.
     """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
     client_app = flower.TaskType.CLIENT_APP

@@ -41,14 +41,7 @@ class Display:
 class RunProgress(Display, Observer):
     """A bar over the rounds of a run; it also moves while clients answer.
 
-    Parameters
-    ----------
-    title : str
-        Label of the bar.
-    rounds : int
-        Planned rounds.
-    verbose : bool
-        Whether to print Flower's whole log instead of only its warnings.
+    `verbose` prints Flower's whole log instead of only its warnings.
     """
 
     reads_log = True
@@ -108,14 +101,8 @@ class RunProgress(Display, Observer):
 class SweepDisplay(Display):
     """A bar over the runs, and below it one over the rounds of each run in progress.
 
-    On a terminal, bars are shown during the sweep. The lines remain afterwards.
-
-    Attributes
-    ----------
-    failed : int
-        Runs that failed.
-    done : int
-        Finished runs, earlier ones included.
+    On a terminal, bars are shown during the sweep. The lines remain afterwards. Runs that are
+    `done` include earlier ones.
     """
 
     def __init__(self) -> None:

@@ -104,10 +104,7 @@ def sweep(
 def refuse_replaced_values(file: Path, settings: Mapping[str, Any]) -> None:
     """Refuse ``-c`` for the seeds or methods that the sweep itself lists.
 
-    Raises
-    ------
-    ConfigError
-        With the values in the sweep and the option to type instead.
+    Raises `ConfigError` with the values in the sweep and the option to type instead.
     """
     from fedkd_flwr.config import ConfigError
     from fedkd_flwr.sweeps import grid_values

@@ -103,13 +103,7 @@ def show_tuning(tuned: "Tuning") -> None:
 
 
 def answer(methods: "Sequence[Tuned]") -> str:
-    """Say which method suits the data, and whether training alone does as well.
-
-    Parameters
-    ----------
-    methods : sequence of Tuned
-        The best on validation data first.
-    """
+    """Say which method suits the data, and whether training alone does as well."""
     best = methods[0]
     alone = next(method for method in methods if method.strategy == "local")
     if best is alone:

@@ -12,20 +12,7 @@ from strategies.supernets import SearchSettings
 
 
 def check_combinations(run: RunConfig, settings: Settings) -> None:
-    """Refuse impossible combinations of settings.
-
-    Parameters
-    ----------
-    run : RunConfig
-        The common keys.
-    settings : Settings
-        Those of the run's method.
-
-    Raises
-    ------
-    ConfigError
-        With one sentence.
-    """
+    """Refuse impossible combinations of settings."""
     _check_models(run, settings)
     _check_data(run)
     _check_optimizer(run)

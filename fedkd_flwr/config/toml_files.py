@@ -16,15 +16,7 @@ from strategies.core.settings_groups import SettingsGroup
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a preset: a TOML file with the keys that differ from the defaults.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file, or the name of a shipped preset.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such preset, it is not TOML, or it is a sweep.
+    Raises `ConfigError` if there is no such preset, it is not TOML, or it is a sweep.
     """
     file = find_preset(path) or find_sweep(path)
     if file is None:
@@ -40,17 +32,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings on top of a preset, without its settings of other methods.
 
-    Parameters
-    ----------
-    path : str or Path
-        See `read_toml`.
-    settings : mapping
-        A flat run config, which takes precedence over the preset.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such preset.
+    The settings take precedence over the preset. Raises `ConfigError` if there is no such preset.
     """
     values = {**read_toml(path), **settings}
     try:
@@ -64,17 +46,7 @@ def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]
 def load_toml(path: Path, name: str) -> dict[str, Any]:
     """Read a TOML file, with or without a byte order mark.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    name : str
-        What to call the file in error messages.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read or is not TOML in UTF-8.
+    Raises `ConfigError` if it cannot be read or is not TOML in UTF-8.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -90,12 +62,8 @@ def load_toml(path: Path, name: str) -> dict[str, Any]:
 def parse_assignment(text: str) -> tuple[str, Scalar]:
     """Parse one ``KEY=VALUE``; a value that is not TOML is taken as text.
 
-    Values of text settings are kept as written, without surrounding quotes.
-
-    Raises
-    ------
-    ConfigError
-        If ``=`` or the name is missing.
+    Values of text settings are kept as written, without surrounding quotes. Raises `ConfigError` if
+    ``=`` or the name is missing.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -144,10 +112,7 @@ def sweep_names() -> list[str]:
 def find_preset(name: str | Path) -> Path | None:
     """Return the file of a preset, or None.
 
-    Parameters
-    ----------
-    name : str or Path
-        A file, which has priority, or the name of a shipped preset.
+    A file has priority over a shipped preset.
     """
     return _find(name, shipped_folder())
 

@@ -107,18 +107,8 @@ def code_digest(value: Any) -> str:
 
     The digest covers bytecode, constants, defaults, and variables of enclosing scopes: numbers,
     texts, arrays, tensors, functions, classes, and containers of these. It is the same in another
-    process with the same version of Python. Of any other object it covers what a pickle would
-    hold, and of an object that cannot be pickled, such as a lock, the type alone.
-
-    Parameters
-    ----------
-    value : callable or estimator
-        A function, a class, a ``functools.partial`` or an object with ``__call__``.
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
+    process with the same version of Python. Of any other object it covers what a pickle would hold,
+    and of an object that cannot be pickled, such as a lock, the type alone. 64 hexadecimal digits.
     """
     return _sha256(_written(value, {}).encode())
 

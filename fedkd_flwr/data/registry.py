@@ -123,11 +123,8 @@ class DataFormat:
 def dataset_name(name: str) -> str:
     """Return a data set's name, with the absolute path of a folder.
 
-    Raises
-    ------
-    NoneOfTheAllowedError
-        If it is neither of `DATASETS`, nor ``hf:ORG/NAME``, ``folder:PATH``, ``pfllib:PATH`` or
-        ``module:object``.
+    Raises `NoneOfTheAllowedError` if it is neither of `DATASETS`, nor ``hf:ORG/NAME``,
+    ``folder:PATH``, ``pfllib:PATH`` or ``module:object``.
     """
     for prefix in (FOLDER, PFLLIB):
         if name.startswith(prefix) and name != prefix:
@@ -140,13 +137,7 @@ def dataset_name(name: str) -> str:
 
 
 def partition_name(name: str) -> str:
-    """Return a split's name: of `PARTITIONS`, `BY_COLUMN`, `BY_FILE` or ``module:object``.
-
-    Raises
-    ------
-    NoneOfTheAllowedError
-        If it is none of these.
-    """
+    """Return a split's name: of `PARTITIONS`, `BY_COLUMN`, `BY_FILE` or ``module:object``."""
     if name in (*PARTITIONS, BY_COLUMN, BY_FILE) or is_custom(name):
         return name
     allowed = [*PARTITIONS, BY_COLUMN, BY_FILE, "or a custom one as module:object"]
@@ -176,10 +167,7 @@ def hub_id_of(name: str) -> str:
 def find_source(name: str) -> Source:
     """Return the data set of a name.
 
-    Raises
-    ------
-    DataError
-        If no data set has that name.
+    Raises `DataError` if no data set has that name.
     """
     if name not in DATASETS:
         raise DataError(f"unknown data set {name!r}; allowed are {', '.join(DATASETS)}")
@@ -213,10 +201,7 @@ def reads_data(function: CachedFunction) -> CachedFunction:
 def forget_changed_folders(*names: str) -> None:
     """Forget all data that were read if one of these data sets has changed since the last call.
 
-    Parameters
-    ----------
-    *names : str
-        Data sets of a run config; those but ``folder:PATH`` and ``pfllib:PATH`` do not count.
+    Only ``folder:PATH`` and ``pfllib:PATH`` count.
     """
     folders = [Path(name.partition(":")[2]) for name in names if name.startswith((FOLDER, PFLLIB))]
     now = {folder.resolve(): _signature(folder) for folder in folders}

@@ -186,10 +186,7 @@ class DataSettings(SettingsGroup):
     def check_custom_data(self, shape: Shape, classes: int) -> None:
         """Refuse custom data that contradict ``image-shape`` or ``num-classes``.
 
-        Raises
-        ------
-        DataError
-            With what is found.
+        Raises `DataError` with what is found.
         """
         if shape != self.image_shape:
             raise DataError(
@@ -215,19 +212,7 @@ class DataSettings(SettingsGroup):
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Everything that the data of a run depend on; equal plans share one decoded copy.
-
-    Attributes
-    ----------
-    settings : DataSettings
-        Samples, partition and public set.
-    num_clients : int
-        N.
-    seed : int
-        Seed of the run.
-    device : str
-        Where the tensors are to lie.
-    """
+    """Everything that the data of a run depend on; equal plans share one decoded copy."""
 
     settings: DataSettings
     num_clients: int

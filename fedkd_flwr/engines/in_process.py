@@ -49,23 +49,10 @@ ClientCall = Callable[[Message, Context], Message]
 class InProcessGrid(MessageGrid):
     """Delivers messages by calling the ClientApp, one client after another.
 
-    Parameters
-    ----------
-    client_app : ClientApp or callable
-        Handles the messages.
-    num_clients : int
-        N. Client n gets partition-id n.
-    run_config : Configuration or mapping
-        The run config for all clients. With one that this process has read, clients keep their
-        memory as tensors. With Flower's flat one it is arrays in their contexts, as on the nodes
-        of a federation.
-    node_configs : dict of int to mapping, optional
-        Further node config of some clients, by partition-id. By default clients trust the
-        server, since both are of this process.
-    together : callable, optional
-        Handles the train messages of one exchange at once, instead of `client_app`.
-    observer : Observer, optional
-        Is told how many clients have replied so far.
+    Client n of N gets partition-id n. With a config that this process has read, clients keep their
+    memory as tensors; with Flower's flat one it is arrays in their contexts, as on the nodes of a
+    federation. By default clients trust the server, since both are of this process. `together`
+    handles the train messages of one exchange at once, instead of `client_app`.
     """
 
     serves_in_turn = True
@@ -236,19 +223,9 @@ def run_in_process(
 ) -> Run:
     """Run a method with all clients in this process.
 
-    Parameters
-    ----------
-    configuration : Configuration
-        The validated run config.
-    observer : Observer, optional
-        Is told of the events of the run. Unless it reads Flower's log, warnings are printed.
-    resources : mapping, optional
-        Flower's federation config, which this engine refuses.
-
-    Raises
-    ------
-    ConfigError
-        If the device cannot be used, or there is a federation config.
+    Unless the observer reads Flower's log, warnings are printed. `resources` is Flower's federation
+    config, which this engine refuses. Raises `ConfigError` if the device cannot be used, or there
+    is a federation config.
     """
     check_in_process(configuration, resources)
     together = None if configuration.run.cohort == "off" else train_together
@@ -282,13 +259,7 @@ def check_in_process(configuration: Configuration, resources: Mapping[str, Any] 
 
 
 def require_device(device: str) -> None:
-    """Check that PyTorch can use a device.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot.
-    """
+    """Check that PyTorch can use a device."""
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:

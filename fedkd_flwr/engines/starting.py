@@ -143,12 +143,8 @@ def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
 def with_natural_clients(configuration: Configuration) -> Configuration:
     """Return the config with a client for each value of ``client-column`` or each file of PFLlib.
 
-    It is unchanged unless it leaves N open.
-
-    Raises
-    ------
-    DataError
-        If the data set has no such column, or no such files.
+    It is unchanged unless it leaves N open. Raises `DataError` if the data set has no such column,
+    or no such files.
     """
     data, plan = configuration.run.data, configuration.run.plan
     if plan.num_clients or data.partition not in (BY_COLUMN, BY_FILE):
@@ -171,21 +167,10 @@ def resumed(
 ) -> Configuration:
     """Return the config with which a run is continued.
 
-    Parameters
-    ----------
-    path : str or Path
-        The run directory; it may have been moved.
-    changes : mapping, optional
-        Flat run config values that replace recorded ones; `check_run` refuses those that may not.
-    allow_code : str or iterable of str
-        Code that the run's config may name, besides that in `changes`.
-
-    Raises
-    ------
-    RunDirectoryError
-        If there is no run, it is damaged, or it names code that the user has not named.
-    ConfigError
-        If the changes are not valid, or name another directory.
+    The directory may have been moved. `check_run` refuses changes that may not be. Code in
+    `changes` may be named in any case. Raises `RunDirectoryError` if there is no run, it is
+    damaged, or it names code that the user has not named; `ConfigError` if the changes are not
+    valid, or name another directory.
     """
     stopped = load_run(path, allow_code)
     require_same_objects(stopped, changes or {})
@@ -255,10 +240,7 @@ CHECKS: dict[str, Callable[[Configuration, Mapping[str, Any] | None], None]] = {
 def find_engine(name: str) -> Engine:
     """Return the engine of a name.
 
-    Raises
-    ------
-    ConfigError
-        If there is none; with the allowed names.
+    Raises `ConfigError` if there is none; with the allowed names.
     """
     if name not in ENGINES:
         starts = [engine for engine in ENGINES if name and engine.startswith(name.lower())]
@@ -276,9 +258,6 @@ def check_engine(
 ) -> None:
     """Refuse a run that an engine cannot start on this machine.
 
-    Raises
-    ------
-    ConfigError
-        With one sentence; the engine itself would raise the same.
+    Raises `ConfigError` with one sentence; the engine itself would raise the same.
     """
     CHECKS[name](configuration, resources)

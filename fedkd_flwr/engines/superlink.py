@@ -26,18 +26,9 @@ START_SECONDS = 60.0
 def superlink(folder: Path) -> Iterator[dict[str, str]]:
     """Start a local SuperLink on free ports, and stop it at the end.
 
-    Flower would start one itself on a fixed port and leave it running, with the working
-    directory and environment of its first caller.
-
-    Parameters
-    ----------
-    folder : Path
-        Becomes its FLWR_HOME.
-
-    Yields
-    ------
-    dict of str to str
-        The environment in which ``flwr`` finds it.
+    Flower would start one itself on a fixed port and leave it running, with the working directory
+    and environment of its first caller. `folder` becomes its FLWR_HOME. Yield the environment in
+    which ``flwr`` finds it.
     """
     http_port, control_port = free_port(), free_port()
     env = {
@@ -152,12 +143,8 @@ ADDRESS = f"127.0.0.1:{LOCAL_SUPERLINK_HTTP_API_PORT}"
 class StoppedSuperLink:
     """A background SuperLink that was stopped.
 
-    Attributes
-    ----------
-    process_id : int
-        Its process.
-    may_have_run : bool
-        Whether a run's process was alive, so that a run was executing or had just finished.
+    `may_have_run` says whether a run's process was alive, so that a run was executing or had just
+    finished.
     """
 
     process_id: int
@@ -167,15 +154,8 @@ class StoppedSuperLink:
 def stop_background_superlinks() -> list[StoppedSuperLink]:
     """Stop the background SuperLink of this user, and the processes that it started.
 
-    Returns
-    -------
-    list of StoppedSuperLink
-        What was stopped; empty if none was running.
-
-    Raises
-    ------
-    psutil.AccessDenied
-        If the operating system does not let this user stop it.
+    Return what was stopped; empty if none was running. Raises `psutil.AccessDenied` if the
+    operating system does not let this user stop it.
     """
     return [_stop(process) for process in _background_superlinks()]
 
@@ -183,10 +163,7 @@ def stop_background_superlinks() -> list[StoppedSuperLink]:
 def is_background_superlink(command_line: list[str]) -> bool:
     """Return whether a command line is that of the SuperLink that ``flwr run`` starts.
 
-    Parameters
-    ----------
-    command_line : list of str
-        The arguments of a process. The interpreter may come first.
+    The interpreter may come first.
     """
     programs = [Path(argument).stem for argument in command_line[:2]]
     options = dict(pairwise(command_line))

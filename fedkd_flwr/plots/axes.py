@@ -100,26 +100,8 @@ def write_figures(
 ) -> list[Path]:
     """Write figures one by one, as the iterable yields them.
 
-    Parameters
-    ----------
-    figures : iterable of (str, Figure)
-        File names without suffix, and figures.
-    folder : str or Path
-        Gets one file per figure; created if missing.
-    file_format : str
-        One of `FORMATS`.
-
-    Returns
-    -------
-    list of Path
-        The files.
-
-    Raises
-    ------
-    ConfigError
-        If the format is unknown.
-    RunDirectoryError
-        If the folder cannot be created or written.
+    Raises `ConfigError` if the format is unknown; `RunDirectoryError` if the folder cannot be
+    created or written.
     """
     if file_format not in FORMATS:
         raise ConfigError(

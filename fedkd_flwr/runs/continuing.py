@@ -63,25 +63,10 @@ def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
 def changed_settings(run: Run, wanted: Configuration) -> Changes:
     """Return what changes when a run is continued, after checking that it may.
 
-    Parameters
-    ----------
-    run : Run
-        Stopped or finished.
-    wanted : Configuration
-        The new config.
-
-    Returns
-    -------
-    dict of str to tuple
-        Old and new value of each key that differs.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the run is finished and neither rounds nor newcomers are added, its checkpoint is gone,
-        it was written with other major versions, or it ran with a setting that was removed.
-    ConfigError
-        If a key differs that must not change.
+    Old and new value of each key that differs. Raises `RunDirectoryError` if the run is finished
+    and neither rounds nor newcomers are added, its checkpoint is gone, it was written with other
+    major versions, or it ran with a setting that was removed; `ConfigError` if a key differs that
+    must not change.
     """
     _require_known_keys(run)
     before = recorded_config(run, names_of_code(wanted.flat()))
@@ -147,13 +132,7 @@ def _require_more_clients(wanted: Configuration, before: int) -> None:
 
 
 def require_same_clients(changes: Changes) -> None:
-    """Refuse another number of clients where one data set is divided among them.
-
-    Raises
-    ------
-    ConfigError
-        If the number changes.
-    """
+    """Refuse another number of clients where one data set is divided among them."""
     if CLIENTS in changes:
         raise ConfigError(
             f"{CLIENTS} can grow only in a deployment, whose nodes have their own data: here the "
@@ -207,28 +186,10 @@ def _require_continuable(run: Run, wanted: Configuration) -> None:
 def checkpoint_to_continue_from(run: Run, state_dir: str) -> tuple[Checkpoint, str]:
     """Return the newest checkpoint that the other files of a run support.
 
-    A power cut or a damaged file can cost the newest one. The one before is then taken.
-
-    Parameters
-    ----------
-    run : Run
-        Stopped or finished.
-    state_dir : str
-        Folder of the clients' memories, which are checked if they are on this machine.
-
-    Returns
-    -------
-    Checkpoint
-        Where the run continues.
-    str
-        Why it is not the newest checkpoint that there is; empty if it is.
-
-    Raises
-    ------
-    DamagedRunError
-        If no checkpoint is supported.
-    RunDirectoryError
-        If a memory was removed for later runs.
+    A power cut or a damaged file can cost the newest one. The one before is then taken. Return also
+    why it is not the newest checkpoint that there is, empty if it is. Memories in `state_dir` are
+    checked if they are on this machine. Raises `DamagedRunError` if no checkpoint is supported;
+    `RunDirectoryError` if a memory was removed for later runs.
     """
     lost: list[DamagedRunError] = []
     for checkpoint in _checkpoints(run):
@@ -290,12 +251,9 @@ def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None
 def require_memories(run: Run, state_dir: str) -> Checkpoint:
     """Return the checkpoint to continue from, if clients on this machine find their memory of it.
 
-    A client without its memory would restart from scratch in the middle of the run.
-
-    Raises
-    ------
-    RunDirectoryError
-        If no client remembers the last complete round, or as in `checkpoint_to_continue_from`.
+    A client without its memory would restart from scratch in the middle of the run. Raises
+    `RunDirectoryError` if no client remembers the last complete round, or as in
+    `checkpoint_to_continue_from`.
     """
     checkpoint, _ = checkpoint_to_continue_from(run, state_dir)
     completed, folders = checkpoint.completed_rounds, _memory_folders(run, state_dir)
@@ -326,18 +284,8 @@ CLIENTS = "num-clients"
 def newcomers(run: Run, wanted: "Configuration") -> list[int]:
     """Return the partition-ids of the clients that a finished run is to receive.
 
-    Parameters
-    ----------
-    run : Run
-        Stopped or finished.
-    wanted : Configuration
-        The config with which it is resumed.
-
-    Returns
-    -------
-    list of int
-        The clients above the run's number that have no model of it yet, ascending; empty if rounds
-        are added, since they then take part in these.
+    The clients above the run's number that have no model of it yet, ascending; empty if rounds are
+    added, since they then take part in these.
     """
     planned = wanted.run.plan.num_server_rounds
     keeps_models = wanted.run.method.strategy.keeps_global_models
@@ -357,17 +305,7 @@ def received_by(run: Run) -> list[Row]:
 def write_newcomers(run: Run, rows: Sequence[Row]) -> None:
     """Record that newcomers have joined, and their rows instead of those of failed attempts.
 
-    Parameters
-    ----------
-    run : Run
-        Finished, with the description to record; see `Run.continued`.
-    rows : sequence of dict
-        A row for each newcomer.
-
-    Raises
-    ------
-    OSError
-        If the disk refuses to write.
+    Raises `OSError` if the disk refuses to write.
     """
     write_json(run.path / "config.json", run.description)
     new = {(row["round"], row["partition_id"]) for row in rows}

@@ -204,10 +204,7 @@ class Run:
     def require_rounds(self, rounds: int) -> None:
         """Check that no round is missing.
 
-        Raises
-        ------
-        DamagedRunError
-            If lines are missing.
+        Raises `DamagedRunError` if lines are missing.
         """
         if len(self.round_rows) < rounds:
             reason = f"it holds {len(self.round_rows)} of {rounds} rounds"

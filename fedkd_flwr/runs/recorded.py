@@ -15,24 +15,11 @@ from fedkd_flwr.runs.reading import Run
 def recorded_config(run: Run, named: Collection[str] = ()) -> Configuration:
     """Return the config of a run, which may have been moved.
 
-    This is the only reader of recorded configs. It refuses code that the user has not named
-    before anything is imported.
-
-    Parameters
-    ----------
-    run : Run
-        Finished or not.
-    named : collection of str
-        Code that the user has named in this call, besides the run's `allow_code`.
-
-    Raises
-    ------
-    CodeNotNamedError
-        If the config names other code.
-    DamagedRunError
-        If the file does not hold a valid run config.
-    RunDirectoryError
-        If it was started with Python objects that this process does not have.
+    This is the only reader of recorded configs. It refuses code that the user has not named before
+    anything is imported. `named` is code that the user has named in this call, besides the run's
+    `allow_code`. Raises `CodeNotNamedError` if the config names other code; `DamagedRunError` if
+    the file does not hold a valid run config; `RunDirectoryError` if it was started with Python
+    objects that this process does not have.
     """
     try:
         require_named(run.path, run.config, (*run.allow_code, *named))
@@ -72,17 +59,7 @@ def _require_objects(run: Run) -> None:
 def require_same_objects(run: Run, given: Mapping[str, Any]) -> None:
     """Refuse other values in place of the Python objects that a run was started with.
 
-    Parameters
-    ----------
-    run : Run
-        Stopped or finished.
-    given : mapping
-        Flat run config values that the run is to be continued with.
-
-    Raises
-    ------
-    ConfigError
-        With the names of both objects.
+    Raises `ConfigError` with the names of both objects.
     """
     for key, value in given.items():
         before = str(run.config.get(key, ""))
@@ -98,12 +75,7 @@ def names_of_code(config: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names ``module:object`` in a flat run config, each with the keys that hold it.
 
     Names ``object:NAME`` are left out, since they import nothing. Folders and data sets of the hub
-    are no code.
-
-    Raises
-    ------
-    ConfigError
-        If the settings of a custom method cannot be read.
+    are no code. Raises `ConfigError` if the settings of a custom method cannot be read.
     """
     names: dict[str, list[str]] = defaultdict(list)
     for key, name in named_code(config):
@@ -115,19 +87,7 @@ def names_of_code(config: Mapping[str, Any]) -> dict[str, list[str]]:
 def require_named(path: Path, config: Mapping[str, Any], given: Collection[str]) -> None:
     """Refuse a recorded run config with code that the user has not named.
 
-    Parameters
-    ----------
-    path : Path
-        The run directory.
-    config : mapping
-        Its flat run config.
-    given : collection of str
-        What the user has named.
-
-    Raises
-    ------
-    CodeNotNamedError
-        With the names, and what to type. Nothing has been imported.
+    Raises `CodeNotNamedError` with the names, and what to type. Nothing has been imported.
     """
     names = names_of_code(config)
     others = [name for name in names if not is_named(name, given)]

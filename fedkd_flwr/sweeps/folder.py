@@ -24,19 +24,8 @@ def require_own_folder(folder: Path, configurations: Iterable[Configuration]) ->
     """Refuse a run directory, and a folder that holds runs of another sweep alone.
 
     Runs that differ from the sweep only in method, seed or settings of methods belong to it:
-    methods and seeds can be added to a sweep.
-
-    Parameters
-    ----------
-    folder : Path
-        Need not exist.
-    configurations : iterable of Configuration
-        All runs of the sweep.
-
-    Raises
-    ------
-    RunDirectoryError
-        With the settings that differ, and what to type.
+    methods and seeds can be added to a sweep. Raises `RunDirectoryError` with the settings that
+    differ, and what to type.
     """
     other_folder = "choose another folder with --output-dir."
     if (folder / "config.json").exists():
@@ -87,12 +76,7 @@ def _differing(there: Settings, here: Settings) -> list[str]:
 class Failure:
     """Why a run failed.
 
-    Attributes
-    ----------
-    kind, message : str
-        The exception's type and text.
-    traceback : str
-        Where it came from.
+    The kind is the exception's type.
     """
 
     kind: str

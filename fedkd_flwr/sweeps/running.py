@@ -43,20 +43,8 @@ State = Literal["started", "continued", "finished", "failed", "skipped"]
 class SweepRun:
     """One run of a sweep, with everything that any process needs to do it.
 
-    Attributes
-    ----------
-    number, total : int
-        Position of the run, counted from 1, and number of runs.
-    label : str
-        The method, and the settings in which the run differs from others.
-    path : Path
-        Its directory.
-    configuration : Configuration
-        Its run config.
-    engine : str
-        Where its clients run.
-    completed : int
-        Rounds of an earlier attempt that need not be repeated.
+    `number` counts from 1. The label names the method, and the settings in which the run differs
+    from others. `completed` are rounds of an earlier attempt that need not be repeated.
     """
 
     number: int
@@ -256,10 +244,8 @@ def _require_writable_folders(folder: Path, configurations: Iterable[Configurati
 def _begun(run: SweepRun) -> SweepRun:
     """Return a run with the rounds that it need not repeat, and make room if there are none.
 
-    Raises
-    ------
-    RunDirectoryError
-        If another process is writing it, or what an earlier attempt left cannot be moved.
+    Raises `RunDirectoryError` if another process is writing it, or what an earlier attempt left
+    cannot be moved.
     """
     require_unlocked(run.path)
     completed = rounds_to_continue_from(run.path, run.values)

@@ -59,10 +59,7 @@ class TrainJob:
     def run(self) -> float:
         """Train.
 
-        Raises
-        ------
-        DivergedError
-            If the mean loss, or a weight at the end, is not finite.
+        Raises `DivergedError` if the mean loss, or a weight at the end, is not finite.
         """
         how = self.gradients, self.alternate
         return train_on(self.model, self.loss, self.optimizer, self.batches, *how)
@@ -95,10 +92,7 @@ Job = TrainJob | PredictJob
 class StepCounter:
     """Counts a client's gradient steps: one for each batch of its training jobs.
 
-    Attributes
-    ----------
-    taken : int
-        Steps so far. Clients add steps that they take outside of jobs.
+    Clients add steps that they take outside of jobs.
     """
 
     def __init__(self) -> None:
@@ -118,15 +112,6 @@ def undone_if_it_diverges(
 
     The model is then as it was before, its optimizer begins anew, and the loss is 0. So the client
     goes on, and whoever sees its reply cannot tell.
-
-    Parameters
-    ----------
-    job : TrainJob
-        The training.
-    run : callable
-        Runs it and returns its loss.
-    report : callable
-        Is called with the error of a training that is undone.
     """
     before = copied_state(job.model)
     try:

@@ -49,14 +49,7 @@ class DivergedError(RuntimeError):
 class Evaluation:
     """A model's result on one data set.
 
-    Attributes
-    ----------
-    correct : int
-        Correctly classified samples.
-    total : int
-        Number of samples.
-    loss : float
-        Mean cross-entropy over samples.
+    The loss is the mean cross-entropy over samples.
     """
 
     correct: int
@@ -94,17 +87,7 @@ def epoch_batches(
 ) -> Iterator[Tensor]:
     """Yield the positions of shuffled batches, epoch by epoch.
 
-    Parameters
-    ----------
-    num_samples, batch_size, epochs : int
-        Samples in the data set and in a batch, and the number of epochs.
-    generator : numpy.random.Generator
-        Draws the order.
-
-    Yields
-    ------
-    Tensor
-        Shape (batch,), int64.
+    Shape (batch,), int64.
     """
     starts = batch_starts(num_samples, batch_size)
     for _ in range(epochs):
@@ -118,17 +101,7 @@ def random_batches(
 ) -> Iterator[Tensor]:
     """Yield endless positions of uniformly drawn batches, each without repetition.
 
-    Parameters
-    ----------
-    num_samples, batch_size : int
-        Samples in the data set and in a batch. A smaller data set is one batch.
-    generator : numpy.random.Generator
-        Draws the positions.
-
-    Yields
-    ------
-    Tensor
-        Shape (min(batch_size, num_samples),), int64.
+    Shape (min(batch_size, num_samples),), int64.
     """
     size = min(batch_size, num_samples)
     while True:
@@ -138,12 +111,7 @@ def random_batches(
 def gathered(positions: Iterable[Tensor], *columns: Tensor) -> Iterator[Batch]:
     """Yield the batches at some positions: the rows of each column.
 
-    Parameters
-    ----------
-    positions : iterable of Tensor
-        Positions of each batch, (batch,) int64.
-    *columns : Tensor
-        Images, labels, teachers, …, with one row per sample.
+    Columns are images, labels, teachers, …, with one row per sample.
     """
     for chosen in positions:
         chosen = chosen.to(columns[0].device)
@@ -229,10 +197,7 @@ def sum_of_trained(model: nn.Module) -> float:
 def require_finite(loss: float) -> None:
     """Refuse a training that has diverged. The client then keeps its previous model.
 
-    Raises
-    ------
-    DivergedError
-        If the loss is not finite.
+    Raises `DivergedError` if the loss is not finite.
     """
     if not math.isfinite(loss):
         raise DivergedError(f"training diverged (loss {loss}); lower the learning-rate")
@@ -241,15 +206,8 @@ def require_finite(loss: float) -> None:
 def require_finite_weights(total: float) -> None:
     """Refuse a training that diverged in its last step, after the last loss.
 
-    Parameters
-    ----------
-    total : float
-        Sum of weights and running statistics. It is finite if all of them are.
-
-    Raises
-    ------
-    DivergedError
-        If the sum is not finite.
+    The total, of weights and running statistics, is finite if all of them are. Raises
+    `DivergedError` if the sum is not finite.
     """
     if not math.isfinite(total):
         raise DivergedError("training diverged (its model is not finite); lower the learning-rate")
@@ -260,18 +218,10 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
     """Set the running statistics of batch normalization to those of some images.
 
     The running averages of training lag behind the weights. In a supernet every operation is
-    normalized, and the lags add up: a network that is correct on every batch can be at chance
-    level in evaluation mode. Averages over clients fit no client, because the activations of an
-    averaged network vary less than those of the clients' networks.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Its weights do not change, nor does a model without batch normalization. It is left in
-        evaluation mode.
-    images : Tensor
-        Shape (n, channels, height, width). A single image has no variance and changes
-        nothing.
+    normalized, and the lags add up: a network that is correct on every batch can be at chance level
+    in evaluation mode. Averages over clients fit no client, because the activations of an averaged
+    network vary less than those of the clients' networks. The model is left in evaluation mode, its
+    weights unchanged. A single image has no variance and changes nothing.
     """
     layers = tracking_batch_norms(model)
     if not layers or len(images) < 2:
@@ -293,12 +243,7 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
 def statistics_of(model: nn.Module, images: Tensor) -> Iterator[None]:
     """Use the statistics of some images in batch normalization, and restore them afterwards.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Left in evaluation mode, with its previous buffers.
-    images : Tensor
-        Shape (n, channels, height, width).
+    The model is left in evaluation mode, with its previous buffers.
     """
     own = [buffer.clone() for buffer in model.buffers()]
     try:
@@ -332,12 +277,8 @@ def predict_logits(model: nn.Module, images: Tensor) -> Tensor:
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> Evaluation:
     """Return a model's number of correct predictions and its mean loss over samples.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Left in evaluation mode.
-    images, labels : Tensor
-        Shapes (n, channels, height, width) and (n,), n at least 1.
+    Images are (n, channels, height, width), labels (n,), n at least 1. The model is left in
+    evaluation mode.
     """
     return count_correct(predict_logits(model, images), labels)
 
@@ -352,12 +293,7 @@ def count_correct(logits: Tensor, labels: Tensor) -> Evaluation:
 def computing_in(precision: str, device: str) -> AbstractContextManager[None]:
     """Run networks in a precision that may differ from that of their weights.
 
-    Parameters
-    ----------
-    precision : str
-        ``float32`` or ``bf16``, as in the run config.
-    device : str
-        Device of the networks.
+    ``float32`` or ``bf16``, as in the run config.
     """
     if precision == "float32":
         return nullcontext()
@@ -405,18 +341,7 @@ def keep_best_epoch(
     """Train for some epochs, and leave the model as it was after the best of them.
 
     The model without any epoch counts too, so no training can lower its rank. Of equals the
-    earliest is left. A training that diverges ends there.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Trained in place.
-    train_epoch : callable
-        Trains the model for an epoch.
-    epochs : int
-        Largest number of epochs.
-    rank : callable
-        What the model is judged by now; higher is better.
+    earliest is left. A training that diverges ends there. Higher ranks are better.
     """
     best, weights = rank(), copied_state(model)
     for _ in range(epochs):

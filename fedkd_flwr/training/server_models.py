@@ -41,13 +41,7 @@ Vectors = Mapping[str, NDArray[Any]]
 
 
 class RunModels:
-    """The models and the public data of a run; implements `ServerModels` of `strategies`.
-
-    Parameters
-    ----------
-    run : RunConfig
-        The common run config.
-    """
+    """The models and the public data of a run; implements `ServerModels` of `strategies`."""
 
     def __init__(self, run: RunConfig) -> None:
         self.run = run
@@ -215,14 +209,8 @@ def generated_prototypes(generator: Mapping[str, Tensor]) -> Tensor:
 def margin_loss(prototypes: Tensor, sent: Tensor, classes: Tensor, margin: float) -> Tensor:
     """Return the contrastive loss of the prototypes that one client sent, their mean.
 
-    Parameters
-    ----------
-    prototypes, sent : Tensor
-        Shapes (K, d) and (M, d).
-    classes : Tensor
-        Shape (M,), the classes of the prototypes sent.
-    margin : float
-        Added to the distance to the correct prototype.
+    Prototypes are (K, d), those sent (M, d), their classes (M,). The margin is added to the
+    distance to the correct prototype.
     """
     # The square root has no gradient at 0.
     distances = ((sent[:, None] - prototypes[None]).square().sum(dim=-1) + 1e-12).sqrt()

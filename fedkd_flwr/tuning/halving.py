@@ -29,17 +29,8 @@ finalists miss less than two that were chosen after more rounds, at the same cos
 def rungs_of(rounds: int, evaluate_every: int) -> dict[int, Fraction]:
     """Return the rounds at which trials are judged, and the share of them that continues.
 
-    Parameters
-    ----------
-    rounds : int
-        Rounds of a run.
-    evaluate_every : int
-        Interval of the evaluations; a rung has to be an evaluated round.
-
-    Returns
-    -------
-    dict of int to Fraction
-        By ascending round. All trials of the last one, all rounds, are finalists.
+    By ascending round, each an evaluated one. All trials of the last one, all rounds, are
+    finalists.
     """
     rungs: dict[int, Fraction] = {}
     for when, kept in EARLY_RUNGS:
@@ -62,14 +53,8 @@ def number_continuing(number: int, share: Fraction) -> int:
 def bracket_cost(size: int, continuing: Sequence[Fraction], costs: Sequence[float]) -> float:
     """Return what a bracket costs.
 
-    Parameters
-    ----------
-    size : int
-        Its trials.
-    continuing : sequence of Fraction
-        Share of the trials that continues at each rung.
-    costs : sequence of float
-        What one trial has cost when it reaches each rung, ascending.
+    `continuing` is the share of the trials that continues at each rung, `costs` what one trial has
+    cost when it reaches it, ascending.
     """
     total, before, alive = 0.0, 0.0, size
     for share, cost in zip(continuing, costs, strict=True):
@@ -91,14 +76,8 @@ BASELINE = "local"
 def steps_of_local(settings: Mapping[str, Any], seed: int) -> int:
     """Return the gradient steps that all clients of `local` take in a run, without training.
 
-    They do not depend on the settings that are searched, which have no effect on the batches.
-
-    Parameters
-    ----------
-    settings : mapping
-        The flat run config.
-    seed : int
-        Of the split, and of the clients that are sampled.
+    They do not depend on the settings that are searched, which have no effect on the batches. The
+    seed is that of the split, and of the clients that are sampled.
     """
     configuration = read_config({**settings, "strategy": BASELINE, "seed": seed})
     run = with_natural_clients(configuration).run

@@ -70,21 +70,9 @@ class Genotype:
     def from_text(cls, text: str) -> "Genotype":
         """Read a genotype from the JSON of `to_text`.
 
-        Parameters
-        ----------
-        text : str
-            An object of ``normal`` and ``reduce``; each a list of nodes, each a list of
-            ``[operation, source]``.
-
-        Returns
-        -------
-        Genotype
-            Equal to the genotype that was written.
-
-        Raises
-        ------
-        ValueError
-            If the text is not of that form, or describes no valid genotype.
+        An object of ``normal`` and ``reduce``; each a list of nodes, each a list of ``[operation,
+        source]``. Raises `ValueError` if the text is not of that form, or describes no valid
+        genotype.
         """
         try:
             cells = json.loads(text)
@@ -136,15 +124,7 @@ PUBLISHED_GENOTYPE = Genotype(
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Size of a supernet, and the genotype of a fixed network of the same size.
-
-    Attributes
-    ----------
-    settings : SupernetSettings
-        Channels, cells, nodes and operations.
-    genotype : Genotype
-        Cells of the fixed network.
-    """
+    """Size of a supernet, and the genotype of a fixed network of the same size."""
 
     settings: SupernetSettings = field(default_factory=SupernetSettings)
     genotype: Genotype = PUBLISHED_GENOTYPE
