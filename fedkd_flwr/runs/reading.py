@@ -167,11 +167,6 @@ class Run:
         """Whether the run is finished, and read to its end."""
         return self.until is None and (self.path / "summary.json").exists()
 
-    @property
-    def repeats_rounds(self) -> bool:
-        """Whether the run has rounds after the last one to read, which are done again."""
-        return self.until is not None and len(Run(self.path).round_rows) > self.until
-
     @cached_property
     def summary(self) -> dict[str, Any] | None:
         """Content of ``summary.json``; None for an unfinished run."""
