@@ -4,7 +4,7 @@ Every command imports what it needs when it is called, so that ``fedkd --help`` 
 PyTorch nor Flower.
 """
 
-from fedkd_flwr.cli.running import ctrl_c_ends_the_process
+from fedkd_flwr.cli.interrupts import ctrl_c_ends_the_process
 
 with ctrl_c_ends_the_process():
     from typing import Any

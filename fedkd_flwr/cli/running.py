@@ -1,15 +1,13 @@
-"""The command that runs a method: ``fedkd run``, and what Ctrl-C does in it."""
+"""The command that runs a method: ``fedkd run``."""
 
 import shlex
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import (
     AcceptChanges,
     AllowCode,
@@ -243,33 +241,3 @@ def print_result(finished: "Run") -> None:
 def _evaluated_split(finished: "Run") -> str:
     """Return which data of its clients a run was measured on; runs of 0.1 know no other."""
     return str(finished.config.get("evaluated-split", "test"))
-
-
-@contextmanager
-def ctrl_c_ends_the_process() -> Iterator[None]:
-    """Let Ctrl-C end the process without output.
-
-    An import that raises `KeyboardInterrupt` prints a traceback, or, in PyTorch, another error.
-    """
-    with _on_ctrl_c(signal.SIG_DFL):
-        yield
-
-
-@contextmanager
-def ctrl_c_interrupts() -> Iterator[None]:
-    """Let Ctrl-C raise `KeyboardInterrupt`, where there is something to say or to clean up."""
-    with _on_ctrl_c(signal.default_int_handler):
-        yield
-
-
-@contextmanager
-def _on_ctrl_c(handler: Any) -> Iterator[None]:
-    # Signals belong to the main thread.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

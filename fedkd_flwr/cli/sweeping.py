@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import AcceptChanges, Engine, read_assignments, read_choices
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside
-from fedkd_flwr.cli.running import INTERRUPTED, ctrl_c_interrupts
+from fedkd_flwr.cli.running import INTERRUPTED
 
 COMPARED = ("seed", "strategy")
 """Settings that a comparison is made over: replacing all their values leaves nothing to compare."""

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import Assignments, Preset, read_values
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside, say_figures, show_table
-from fedkd_flwr.cli.running import INTERRUPTED, ctrl_c_interrupts
+from fedkd_flwr.cli.running import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
