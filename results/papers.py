@@ -24,7 +24,7 @@ from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.analysis.significance import effect_of
 from fedkd_flwr.config import ConfigError, default_values, known_names
-from fedkd_flwr.config.flat_config import flatten
+from fedkd_flwr.config.run_config import flatten
 from fedkd_flwr.config.toml_files import load_toml
 from results.published import (
     PublishedRun,

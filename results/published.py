@@ -17,7 +17,7 @@ import numpy as np
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.evaluations import new_client_accuracies
+from fedkd_flwr.analysis.groups import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.analysis.significance import Effect, effects_of
 from fedkd_flwr.runs import Run

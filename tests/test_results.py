@@ -9,7 +9,7 @@ import pytest
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.safeguards import LOST_AND_WON, safeguarded
+from fedkd_flwr.analysis.harm import LOST_AND_WON, safeguarded
 from fedkd_flwr.analysis.significance import effects_of
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.sweeps import read_sweep
