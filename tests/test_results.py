@@ -7,12 +7,11 @@ import pandas as pd
 import pytest
 
 import fedkd_flwr
-from fedkd_flwr.analysis.safeguards import LOST_AND_WON, safeguarded
+from fedkd_flwr.analysis.safeguards import safeguarded
 from results import figures, pages, published, tables
 
 TEXT = """
 <!-- table: a method=x,y columns=method,gain,bytes -->
-old
 <!-- end -->
 It gains <!--= a method=x gain -->old<!--/--> points.
 """
@@ -28,16 +27,14 @@ def small_table(tmp_path, monkeypatch):
         "gain_low": [0.25, 1.5, np.nan],
         "gain_high": [2.25, 3.5, np.nan],
         "accuracy": [80.0, 81.26, 79.0],
-        "bytes": [1_000_000, 2_500_000, 0],
         "theirs": [79.0, np.nan, 81.0],
+        "bytes": [1_000_000, 2_500_000, 0],
         "insiders": [np.nan, 0, 2],
         "split": ["a", "b", "b"],
     }
     pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
     monkeypatch.setattr(pages, "TABLES", tmp_path)
-    pages.read_table.cache_clear()
-    yield
-    pages.read_table.cache_clear()
+    monkeypatch.setattr(pages, "read_table", pages.read_table.__wrapped__)
 
 
 # ---- Pages ---------------------------------------------------------------------------------
@@ -72,7 +69,6 @@ def test_tables_and_phrases_are_written_and_stay(small_table, tmp_path, monkeypa
     [
         ("a method=z gain", "0.0"),
         ("a method!=z count", "2"),
-        ("a method=x gain:mean", "1.2"),
         ("a method=x accuracy:beside", "80.0 / 79.0"),
         ("a method=y accuracy:beside", "81.3 / -"),
         ("a 'settings=k=2.0, l=3' method", "z"),
@@ -90,7 +86,6 @@ def test_what_a_phrase_can_say(small_table, words, said):
         ("a methods=x gain", "there is no column methods"),
         ("a method=w gain", "no row has method=w"),
         ("a gain", "3 rows meet all filters"),
-        ("a method=x settings=k=1 gain", "no row has settings=k=1"),
         ("a method=x gains", "there is no column gains"),
         ("a method=x gain:nice", "nice is no format"),
     ],
@@ -130,12 +125,10 @@ def test_rows_by_hand_say_where_they_are_from():
 def test_a_method_is_compared_with_the_shortest_local_that_takes_as_many_steps(
     small, tmp_path, monkeypatch
 ):
-    changes = {"client-split": "60/20/20", "models": "mlp"}
-
     def run(strategy, iterations):
-        varied = {"strategy": strategy, "local-iterations": iterations}
+        varied = {"strategy": strategy, "local-iterations": iterations, "models": "mlp"}
         folder = tmp_path / f"{strategy}-{iterations}"
-        return fedkd_flwr.run({**small, **changes, **varied}, output_dir=folder)
+        return fedkd_flwr.run({**small, **varied}, output_dir=folder)
 
     methods = [run(name, 2) for name in ("local", "fedavg", "kt-pfl")]
     longer = [run("local", 3), run("local", 20)]
@@ -146,8 +139,8 @@ def test_a_method_is_compared_with_the_shortest_local_that_takes_as_many_steps(
     monkeypatch.setattr(published, "read_set", stored.get)
     found = tables.over_equal_steps("x")
     usual, fedavg, kt_pfl, three = map(published.accuracy, [*methods, longer[0]])
-    least, _, most = (run.summary["gradient_steps"] for run in methods)
-    assert least < most <= longer[0].summary["gradient_steps"]
+    least, _, most, enough = (run.summary["gradient_steps"] for run in [*methods, longer[0]])
+    assert least < most <= enough
     assert found["kt-pfl"].gain == pytest.approx(kt_pfl - three)
     # FedAvg takes the steps of `local`.
     assert found["fedavg"].gain == pytest.approx(fedavg - usual)
@@ -168,18 +161,10 @@ def test_an_answer_is_better_on_both_data_and_surpassed_by_none_with_less_traffi
     assert [row["method"] for row in tables.answers()] == ["costly", "cheap", "least"]
 
 
-@pytest.mark.slow
-def test_every_seed_is_a_dot_or_a_triangle_at_the_edge():
-    low, high = figures.LIMITS
-    for axes, name in zip(figures.gain_over_local().axes, figures.PANELS.values(), strict=True):
-        drawn = [x for points in axes.collections for x in points.get_offsets()[:, 0]]
-        comparison = published.compared(name)
-        gains = [g for method in figures.SHOWN for g in published.gains(comparison, method)]
-        assert sorted(drawn) == pytest.approx(sorted(np.clip(100 * np.array(gains), low, None)))
-        assert 100 * max(gains) < high
-
-
-def test_every_figure_is_committed():
+def test_every_set_has_a_command_and_every_figure_is_committed():
+    commands = pd.read_csv(tables.TABLES / "commands.csv")
+    assert set(commands["set"]) == set(published.set_names())
+    assert all((pages.ROOT / sweep).exists() for sweep in commands["sweep"])
     committed = (tables.RESULTS / "figures").glob("*.png")
     assert {path.stem for path in committed} == set(figures.MADE)
 
@@ -204,7 +189,7 @@ def test_published_runs_compare_like_the_original_runs(small, tmp_path):
     pd.testing.assert_frame_equal(found.table[columns], expected.table[columns])
     guarded = [safeguarded(one.groups["fedavg"][0]) for one in (found, expected)]
     pd.testing.assert_frame_equal(*guarded, check_dtype=False)
-    assert set(LOST_AND_WON) <= set(guarded[0])
+    assert not guarded[0].empty
 
 
 def test_a_run_that_lacks_a_client_is_refused(small, tmp_path):
