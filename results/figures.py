@@ -19,8 +19,8 @@ PANELS = {
 SHOWN = (
     "hypcluster", "fedkma", "fedala", "persfl", "perfed-ckt", "sim-pfl", "kt-pfl", "fedavg"
 )  # fmt: skip
-EXCHANGED = {"soft predictions": "#0072B2", "class means": "#009E73", "parameters": "#D55E00"}
-"""Colors of the families of methods."""
+EXCHANGED = {"soft predictions": "#0072B2", "parameters": "#D55E00"}
+"""Colors of the families of these methods."""
 
 LIMITS = (-11.0, 8.0)
 """Points; a gain outside is drawn as a triangle at the edge, and the mean as a number."""
@@ -44,11 +44,9 @@ def gain_over_local() -> Figure:
         _style_gains(axes)
         axes.set_title(title, fontsize=11)
     figure.supxlabel("Gain in mean accuracy over local training, in points", fontsize=11)
-    families = {METHODS[method].family for method in SHOWN}
     handles = [
         grid[0].scatter([], [], color=color, s=28, label=f"clients exchange {what}")
         for what, color in EXCHANGED.items()
-        if what in families
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=11)
     return figure
@@ -111,10 +109,9 @@ def _draw_paper(axes: Axes, rows: pd.DataFrame) -> None:
         runs = compared(name).groups[label]
         reached.append([100 * accuracy(run, None if np.isnan(after) else after) for run in runs])
     order = np.argsort([np.mean(one) for one in reached], kind="stable")
-    x, y = zip(
-        *[(one, place) for place, row in enumerate(order) for one in reached[row]], strict=True
-    )
+    dots = [(value, place) for place, row in enumerate(order) for value in reached[row]]
     rows, places = rows.iloc[order], range(len(rows))
+    x, y = zip(*dots, strict=True)
     axes.scatter(x, y, s=18, alpha=0.7, lw=0, label="ours, a dot a run")
     axes.scatter(rows["theirs"], places, s=34, marker="D", color="black", label="paper")
     axes.set_yticks(places, (rows["method"] + " " + rows["settings"].fillna("")).str.strip())
@@ -127,5 +124,6 @@ def _draw_paper(axes: Axes, rows: pd.DataFrame) -> None:
 def write_figure(name: str, folder: Path = RESULTS / "figures") -> Path:
     """Draw a figure of `MADE` and write it."""
     path, is_paper = folder / f"{name}.png", name in PAPER_TABLES
-    (paper_figure(name) if is_paper else gain_over_local()).savefig(path, dpi=150 - 50 * is_paper)
+    figure = paper_figure(name) if is_paper else gain_over_local()
+    figure.savefig(path, dpi=100 if is_paper else 150)
     return path
