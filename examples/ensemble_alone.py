@@ -7,7 +7,7 @@ this is the gain of the others' knowledge.
 """
 
 import fedkd_flwr
-from fedkd_flwr.clients.base import Arrays, Training
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.fedapen import FedAPENClient
 from strategies.fedapen import FedAPEN
 
@@ -23,9 +23,9 @@ class EnsembleAloneClient(FedAPENClient):
         has_own = self.memory.load_model(SECOND, self.shared)
         super().receive({} if has_own else received)
 
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train both models, and remember the second one."""
-        reply = yield from super().train(received, server_round, phase)
+        reply = super().train(received, server_round, phase)
         self.memory.save_model(SECOND, self.shared)
         return reply
 

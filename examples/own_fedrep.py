@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 import fedkd_flwr
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.models.features import features
 from fedkd_flwr.models.layers import head_of
@@ -34,11 +34,11 @@ class FedRepClient(ParameterClient):
 
     needs_head = True
 
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Return the trained body; each part is trained for ``local-epochs`` epochs."""
         self.receive_model(received)
-        yield from self.train_locally(server_round, head_loss)
-        loss = yield from self.train_locally(server_round, body_loss)
+        self.train_locally(server_round, head_loss)
+        loss = self.train_locally(server_round, body_loss)
         return TrainReply(self.model_arrays(), {"train-loss": loss})
 
 

@@ -5,7 +5,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -221,9 +221,9 @@ def _serve_together(members: Sequence[Member], messages: Sequence[Message]) -> d
         for client in clients:
             closed.enter_context(closing(client))
         prepare_adjacent(clients[0].architecture, len(clients))
-        steps = [client.serve_job_by_job(_request(messages[place])) for place, client in members]
+        serve = [partial(client.serve, _request(messages[place])) for place, client in members]
         with computing(clients[0]):
-            answers = run_together(steps)
+            answers = run_together(serve, clients[0].device)
     return {
         place: _as_sent(answer, client.context)
         if isinstance(answer, Exception)

@@ -16,6 +16,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import serve
+from fedkd_flwr.training.suspension import SuspendedClient
 from strategies.core.membership import MEMBERS
 from strategies.core.replies import Reply
 
@@ -43,6 +44,11 @@ def client_of(flat, partition_id=0, context=None, **changes):
             1, 1, {"partition-id": partition_id, **TRUSTED_NODE}, RecordDict(), run_config
         )
     return build_client(context)
+
+
+def first_job(train, *arguments):
+    """Return the first job of a client's training, which is left there."""
+    return SuspendedClient(lambda: train(*arguments), "cpu").go_on()
 
 
 def state_of(run_directory):

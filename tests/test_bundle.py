@@ -23,7 +23,7 @@ from fedkd_flwr.runs import load_run
 
 ROOT = Path(__file__).parent.parent
 FLWR = Path(sys.executable).parent / "flwr"
-MOST_FILES = 800
+MOST_FILES = 830
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training import cohort, loop
 from fedkd_flwr.training.cohort import cohort_key, cohort_size, run_together, train_together
-from fedkd_flwr.training.jobs import PredictJob, TrainJob, complete
+from fedkd_flwr.training.jobs import PredictJob, TrainJob
 from fedkd_flwr.training.loop import DivergedError, train_on
 from fedkd_flwr.training.losses import Distillation, cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer
 from fedkd_flwr.training.regularizers import Linear, Proximal, parameters_of
+from fedkd_flwr.training.suspension import result_of
 
 SIZES = (20, 20, 13)
 """Samples of each client. With batches of 8, the last batches differ in size."""
@@ -119,17 +121,17 @@ def test_a_client_receives_its_divergence_and_its_results():
 
     def client(position):
         try:
-            loss = yield jobs_of(models)[position]
+            loss = result_of(jobs_of(models)[position])
         except DivergedError:
             return "diverged"
-        logits = yield PredictJob(models[position], batches_of(position)[0][0])
+        logits = result_of(PredictJob(models[position], batches_of(position)[0][0]))
         return round(loss, 3), tuple(logits.shape)
 
     def failing():
-        yield PredictJob(models[0], batches_of(0)[0][0])
+        result_of(PredictJob(models[0], batches_of(0)[0][0]))
         raise OSError("its disk is gone")
 
-    answers = run_together([client(0), failing(), client(2)])
+    answers = run_together([partial(client, 0), failing, partial(client, 2)], "cpu")
     assert answers[0][1] == (8, 10) and answers[2][1] == (8, 10)
     assert isinstance(answers[1], OSError)
     fresh = models_of("mlp")
@@ -158,12 +160,11 @@ def test_predictions_on_shared_and_on_private_images():
     for images in ([shared] * 3, own):
 
         def client(position, images=images):
-            logits = yield PredictJob(models[position], images[position])
-            return logits
+            return result_of(PredictJob(models[position], images[position]))
 
-        together = run_together([client(position) for position in range(3)])
+        together = run_together([partial(client, position) for position in range(3)], "cpu")
         for position, logits in enumerate(together):
-            torch.testing.assert_close(logits, complete(client(position)), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(logits, client(position), rtol=1e-5, atol=1e-5)
 
 
 def test_jobs_that_run_alone():

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from fedkd_flwr.training.cohort import cohort_key, run_together, train_together
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD
+from fedkd_flwr.training.suspension import result_of
 
 MLP = Architecture("mlp", (1, 4, 4), 10, ModelSettings().search_space, "cpu")
 
@@ -127,7 +129,7 @@ class Freezing(FedAvgClient):
         body = list(self.model.parameters())[:2]
         for parameter in body:
             parameter.requires_grad_(False)
-        reply = yield from super().train(received, server_round, phase)
+        reply = super().train(received, server_round, phase)
         for parameter in body:
             parameter.requires_grad_(True)
         return reply
@@ -225,10 +227,11 @@ def broken(network, images, labels):
 
 def test_a_failing_loss_is_raised_in_its_clients_and_the_others_continue():
     def client(loss):
-        mean = yield job(model(), loss)
-        return mean
+        return result_of(job(model(), loss))
 
-    answers = run_together([client(broken), client(cross_entropy), client(broken)])
+    answers = run_together(
+        [partial(client, loss) for loss in (broken, cross_entropy, broken)], "cpu"
+    )
     assert [type(answer) for answer in answers] == [ValueError, float, ValueError]
 
 

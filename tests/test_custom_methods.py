@@ -226,12 +226,14 @@ def test_a_name_of_this_process_alone_is_refused_in_a_deployment(halved, small, 
 class LogitsClient(KTpFLClient):
     """Forgets the softmax."""
 
-    def predict(self, images, temperature):
-        probabilities = yield from super().predict(images, temperature)
+    def soft_predictions(self, images, temperature):
+        probabilities = super().soft_predictions(images, temperature)
         return 3 * probabilities
 
 
-@pytest.mark.parametrize("changes", [{}, {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 0.1}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"soft-predictions.clip-norm": 1.0, "soft-predictions.noise-multiplier": 0.1}]
+)
 def test_predictions_that_are_not_probabilities_are_refused(changes, small, tmp_path, logged):
     fedkd_flwr.register("logits", own_method.Nearest, LogitsClient)
     try:

@@ -12,8 +12,8 @@ from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.cohort import train_together
-from fedkd_flwr.training.divergence import without_divergence
-from fedkd_flwr.training.jobs import TrainJob, complete
+from fedkd_flwr.training.divergence import undone_if_it_diverges
+from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import DivergedError
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer
@@ -93,12 +93,8 @@ def test_a_client_goes_on_from_the_model_before_a_training_that_is_undone(rate, 
     (job,) = jobs_of("mlp", [1e30], rate)
     before, told = copied_state(job.model), []
     job.optimizer.state[next(job.model.parameters())]["momentum_buffer"] = torch.ones(1)
-
-    def steps():
-        loss = yield job
-        return loss, copied_state(job.model)
-
-    loss, after = complete(without_divergence(steps(), told.append))
+    loss = undone_if_it_diverges(job, TrainJob.run, told.append)
+    after = copied_state(job.model)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items()) is diverges
     assert (loss == 0.0) is diverges
     assert len(told) == int(diverges)

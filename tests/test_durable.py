@@ -10,7 +10,6 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.files import write_arrays
 from fedkd_flwr.memory import Memory
-from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from strategies.core.privacy import privacy_spent
 
@@ -18,7 +17,7 @@ from strategies.core.privacy import privacy_spent
 def test_a_round_that_is_cut_off_and_repeated_costs_privacy_twice(small, tmp_path, monkeypatch):
     """The releases of round 2 are written down before they are asked for."""
     settings = {**small, "strategy": "kt-pfl", "num-server-rounds": 3}
-    settings |= {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 5.0}
+    settings |= {"soft-predictions.clip-norm": 1.0, "soft-predictions.noise-multiplier": 5.0}
 
     def dies(row):
         if row["round"] == 1:
@@ -77,10 +76,10 @@ def test_moments_of_adam_make_the_second_round_another(small):
     ends = []
     for forgets in (False, True):
         client = client_of(small, strategy="local", models="mlp", optimizer="adam")
-        complete(client.train_locally(1))
+        client.train_locally(1)
         if forgets:
             del client.memory.tensors["optimizer"]
-        complete(client.train_locally(2))
+        client.train_locally(2)
         ends.append(next(client.model.parameters()).detach().clone())
     assert not np.array_equal(*ends)
 

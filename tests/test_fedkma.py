@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL
-from helpers import Witness, breaking, client_of, raising, replacing, reply_with, run_with
+from helpers import (
+    Witness,
+    breaking,
+    client_of,
+    first_job,
+    raising,
+    replacing,
+    reply_with,
+    run_with,
+)
 from torch import nn
 
 import fedkd_flwr
@@ -25,7 +34,6 @@ from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.cohort import cohort_key, train_together
-from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import (
     DivergedError,
     backpropagate,
@@ -227,7 +235,7 @@ def test_alpha_and_omega_take_turns_and_each_step_moves_its_own_parameters_alone
         before[:] = parameters_of(model)
         return backpropagate(model, loss, batch, parameters)
 
-    job = next(client.search(1))
+    job = first_job(client.search, 1)
     replace(job, gradients=watched).run()
     names = {name for name, _ in client.model.named_parameters()}
     of_alpha = {"alpha_normal", "alpha_reduce"}
@@ -243,7 +251,7 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny):
     seen = {"alpha": [], "omega": []}
     for server_round in (1, 2):
         client = first_client({**tiny, "local-epochs": 3})
-        job = next(client.search(server_round))
+        job = first_job(client.search, server_round)
         own = job.alternate.param_groups[0]["params"]
         assert all(map(operator.is_, own, split_parameters(client.model)[0]))
         for images, kind in zip([batch[0] for batch in job.batches], cycle(seen), strict=False):
@@ -266,8 +274,8 @@ def test_searches_side_by_side_equal_searches_alone(share, tiny):
     tiny |= {**changes, "partition": "dirichlet", "alpha": 1.0}
     alone, beside = ([first_client(tiny, n) for n in range(3)] for _ in range(2))
     assert len({client.num_examples for client in alone}) > 1
-    expected = [complete(client.search(1)) for client in alone]
-    jobs = [next(client.search(1)) for client in beside]
+    expected = [client.search(1) for client in alone]
+    jobs = [first_job(client.search, 1) for client in beside]
     assert len({cohort_key(job) for job in jobs}) == 1 and cohort_key(jobs[0]) is not None
     assert train_together(jobs) == pytest.approx(expected, rel=1e-3)
     for one, other in zip(alone, beside, strict=True):
@@ -278,7 +286,7 @@ def test_searches_side_by_side_equal_searches_alone(share, tiny):
 def test_statistics_are_refreshed_for_the_final_weights(tiny):
     """After it, evaluation on the images agrees with a training-mode pass over them all."""
     client = first_client(tiny)
-    complete(client.search(1))
+    client.search(1)
     images = client.data.train_images
     weights = [value.detach().clone() for value in client.model.parameters()]
     refresh_statistics(client.model, images)
@@ -292,7 +300,7 @@ def test_statistics_are_refreshed_for_the_final_weights(tiny):
 
 def test_a_reply_has_the_statistics_of_its_own_weights(tiny):
     client = first_client(tiny)
-    reply = complete(client.train(initial_model(read_config(tiny)), 1, "train"))
+    reply = client.train(initial_model(read_config(tiny)), 1, "train")
     refresh_statistics(client.model, client.data.train_images)
     np.testing.assert_array_equal(reply.arrays["buffers"], client.model_arrays()["buffers"])
 
@@ -356,13 +364,13 @@ def test_a_search_needs_two_samples(tiny, monkeypatch):
     client = first_client(tiny)
     monkeypatch.setattr(FedKMAClient, "num_examples", 1)
     with pytest.raises(ValueError, match="at least 2 training samples"):
-        complete(client.search(1))
+        client.search(1)
 
 
 def test_a_search_whose_last_step_overflows_has_diverged(tiny):
     wild = {"learning-rate": 1e38, "weight-decay": 1e3, "local-iterations": 1}
     with pytest.raises(DivergedError, match="model is not finite"):
-        complete(first_client({**tiny, **wild}).search(1))
+        first_client({**tiny, **wild}).search(1)
 
 
 # ---- Whole rounds --------------------------------------------------------------------------
@@ -460,7 +468,7 @@ def test_clients_with_shared_classes_get_larger_weights(tiny, tmp_path):
     for n in range(4):
         distances = {"irrelevancy": witness.down[2, SHARE_KNOWLEDGE, n]["irrelevancy"]}
         client = first_client({**flat, "fedkma.as-printed": True}, n)
-        reply = complete(client.train(distances, 2, SHARE_KNOWLEDGE))
+        reply = client.train(distances, 2, SHARE_KNOWLEDGE)
         printed[n] = reply.arrays["sharing"]
     same = np.kron(np.eye(2), np.ones((2, 2))).astype(bool)
     np.testing.assert_allclose(meant.sum(axis=1), 1)
@@ -489,7 +497,7 @@ def test_a_fixed_genotype_trains_on_all_samples_and_shares_knowledge(tiny, tmp_p
     client = first_client({**tiny, **changes})
     images = []
     client.model.register_forward_pre_hook(lambda _, inputs: images.extend(inputs[0]))
-    complete(client.search(1))
+    client.search(1)
     assert len(images) == client.num_examples
     finished = fedkd_flwr.run({**tiny, **changes}, output_dir=tmp_path / "run")
     assert set(finished.matrices) == {"sharing"}

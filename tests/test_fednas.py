@@ -13,7 +13,6 @@ from fedkd_flwr.analysis.genotypes import client_genotypes
 from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.server_app import initial_model
-from fedkd_flwr.training.jobs import complete
 
 FIXED = {
     "normal": [[["skip_connect", 0], ["sep_conv_3x3", 1]]],
@@ -55,7 +54,7 @@ def test_a_step_on_alpha_sees_both_losses_and_the_step_on_w_the_training_loss(ti
     client, other = client_of(tiny), client_of(tiny)
     for one in (client, other):
         one.receive_model(initial_model(read_config(tiny)))
-    loss = complete(client.search(1))
+    loss = client.search(1)
 
     model = other.model.train()
     of_training, held_out = (

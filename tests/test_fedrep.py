@@ -19,7 +19,6 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.runs import read_checkpoint
-from fedkd_flwr.training.jobs import complete
 
 BODY = 785 * 100
 """Numbers of the mlp's hidden layer, which come first in its vector."""
@@ -97,7 +96,7 @@ def test_training_the_head_is_regression_on_features_and_leaves_the_body_alone(s
         optimizer.zero_grad()
         nn.functional.cross_entropy(head(features), data.train_labels).backward()
         optimizer.step()
-    complete(client.train_head(1))
+    client.train_head(1)
     torch.testing.assert_close(head_of(model).weight, head.weight)
     torch.testing.assert_close(head_of(model).bias, head.bias)
     np.testing.assert_array_equal(model_vectors(model, slice(None, -1))["weights"], before)
@@ -116,7 +115,7 @@ def test_a_model_of_one_layer_is_trained_as_under_local_and_nothing_is_sent(smal
 
 def test_momentum_of_the_head_alone_is_kept(small):
     client = client_of({**small, "momentum": 0.9})
-    complete(client.train(client.model_arrays(), 1, "train"))
+    client.train(client.model_arrays(), 1, "train")
     kept = client.memory.load("head-optimizer")
     assert [tensor.shape for tensor in kept.values()] == [(10, 100), (10,)]
     assert client.memory.load("optimizer") is None

@@ -11,7 +11,6 @@ from fedkd_flwr.clients.fml import MutualLearning
 from fedkd_flwr.clients.shared_models import EnsembleClient, Pair
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import model_vectors
-from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.server_models import RunModels
 
 
@@ -110,8 +109,8 @@ def test_no_clients_two_models_start_equal(strategy, small, tmp_path):
 def test_training_one_network_alone_needs_what_is_replaced(strategy, sentence, small):
     client = client_of(small, strategy=strategy, models="mlp")
     with pytest.raises(TypeError, match=f"{sentence}, not a .*: pass one, or `replaced=`"):
-        complete(client.train_locally(1))
-    complete(client.train_locally(1, replaced=()))
+        client.train_locally(1)
+    client.train_locally(1, replaced=())
 
 
 # ---- State ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from helpers import Witness, client_of, random_simplex, run_with, watched
+from helpers import Witness, client_of, first_job, random_simplex, run_with, watched
 from torch.nn import functional
 
 import fedkd_flwr
@@ -17,7 +17,6 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import initial_model
-from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
@@ -102,10 +101,10 @@ def test_nearest_is_by_squared_distance_over_all_samples():
 def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small, monkeypatch):
     calls = watched(monkeypatch, PerFedCKTClient, "co_distill")
     client = client_of(small)
-    predictions = complete(client.predict(client.public_images(0), temperature=1.0)).numpy()
+    predictions = client.soft_predictions(client.public_images(0), temperature=1.0).numpy()
     centroids = random_predictions(np.random.default_rng(0), 3, *predictions.shape)
     centroids[own] = 0.9 * predictions + 0.1 * centroids[own]
-    reply = complete(client.train({"centroids": centroids}, server_round=2, phase="train"))
+    reply = client.train({"centroids": centroids}, server_round=2, phase="train")
     assert reply.metrics["cluster"] == own
     assert reply.arrays.keys() == {"predictions"}
     ((arguments, _),) = calls
@@ -115,13 +114,13 @@ def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small
 def test_regularization_brings_predictions_to_the_centroid(small):
     """What another client knows of the public data, without its weights or its labels."""
     other = client_of(small, partition_id=1, **{"local-iterations": 100})
-    target = complete(other.train({}, server_round=1, phase="train")).arrays["predictions"]
+    target = other.train({}, server_round=1, phase="train").arrays["predictions"]
 
     def distance_after(weight):
         changes = {"local-iterations": 50, "perfed-ckt.regularization-weight": weight}
         client = client_of(small, **changes, momentum=0.0)
         message = {"centroids": target[None]}
-        reply = complete(client.train(message, server_round=2, phase="train"))
+        reply = client.train(message, server_round=2, phase="train")
         return ((reply.arrays["predictions"] - target) ** 2).sum()
 
     assert distance_after(2.0) < 0.7 * distance_after(0.0)
@@ -155,14 +154,14 @@ def test_a_clients_own_weight_is_lambda_over_its_squared_distance(small):
     """Theorem 4.2: sigma² / (nu v_k²), from plain loops over the client's own predictions."""
     changes = {"perfed-ckt.weight-by-distance": True, "perfed-ckt.regularization-weight": 0.5}
     client = client_of(small, **changes)
-    predictions = complete(client.predict(client.public_images(0), temperature=1.0)).numpy()
+    predictions = client.soft_predictions(client.public_images(0), temperature=1.0).numpy()
     centroids = random_predictions(np.random.default_rng(0), 1, *predictions.shape)
     rows = zip(predictions.tolist(), centroids[0].tolist(), strict=True)
     distance = np.mean([sum((a - b) ** 2 for a, b in zip(*pair, strict=True)) for pair in rows])
-    reply = complete(client.train({"centroids": centroids}, server_round=2, phase="train"))
+    reply = client.train({"centroids": centroids}, server_round=2, phase="train")
     assert reply.metrics["weight"] == pytest.approx(0.5 / distance, rel=1e-4)
     alike = {"centroids": predictions[None]}
-    fresh = complete(client_of(small, **changes).train(alike, server_round=2, phase="train"))
+    fresh = client_of(small, **changes).train(alike, server_round=2, phase="train")
     assert fresh.metrics["weight"] == pytest.approx(0.5 / 0.01)
 
 
@@ -195,7 +194,7 @@ def test_public_batches_are_drawn_anew_in_each_iteration(small):
     changes = {"perfed-ckt.public-batch-size": 10, "local-iterations": 4}
     client = client_of(small, **changes)
     images, centroid = client.public_images(0), torch.full((40, 10), 0.1)
-    job = next(client.co_distill(images, centroid, server_round=2))
+    job = first_job(client.co_distill, images, centroid, 2)
     publics = [public for _, _, public, *_ in job.batches]
     assert len(publics) == 4
     assert len({public.numpy().tobytes() for public in publics}) == 4
@@ -208,7 +207,7 @@ def test_without_centroids_a_client_trains_on_its_own_data_alone(small):
     expected = client_of(small).model
     data = client.data
     functional.cross_entropy(expected(data.train_images), data.train_labels).backward()
-    reply = complete(client.train({}, server_round=1, phase="train"))
+    reply = client.train({}, server_round=1, phase="train")
     assert "cluster" not in reply.metrics
     for trained, fresh in zip(client.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(trained, fresh - 0.05 * fresh.grad, rtol=1e-4, atol=1e-6)

@@ -17,7 +17,6 @@ from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.persfl import Candidate, PersFLClient, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.vectors import copied_state
-from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import DivergedError, Evaluation, evaluate
 from fedkd_flwr.training.losses import kl_from_teacher, kl_to_teacher
 from strategies.core.client_info import ClientInfo
@@ -148,7 +147,7 @@ def test_two_steps_equal_a_hand_computation(small):
                 parameter -= 0.1 * gradient
     with torch.no_grad():
         logits = teacher(images)
-    candidate = complete(client.distilled(logits, share, temperature, server_round=2))
+    candidate = client.distilled(logits, share, temperature, server_round=2)
     for name, value in student.state_dict().items():
         torch.testing.assert_close(candidate.weights[name], value, rtol=1e-4, atol=1e-6)
 
@@ -172,7 +171,7 @@ def test_the_best_epoch_is_kept_if_each_is_validated(small, monkeypatch):
     logits = teacher(last.data.train_images).detach()
     for client in (last, watched):
         client.model.load_state_dict(teacher.state_dict())
-    found = complete(last.distilled(logits, 0.5, 5.0, server_round=2))
+    found = last.distilled(logits, 0.5, 5.0, server_round=2)
     seen, losses = [], iter([0.9, 0.7, 0.8])
     measured = watched.candidate
 
@@ -182,7 +181,7 @@ def test_the_best_epoch_is_kept_if_each_is_validated(small, monkeypatch):
         return seen[-1]
 
     monkeypatch.setattr(watched, "candidate", candidate)
-    assert complete(watched.distilled(logits, 0.5, 5.0, server_round=2)) is seen[1]
+    assert watched.distilled(logits, 0.5, 5.0, server_round=2) is seen[1]
     for name, value in found.weights.items():
         assert torch.equal(value, seen[2].weights[name])
         assert name.endswith("tracked") or not torch.equal(value, seen[1].weights[name])
@@ -197,7 +196,7 @@ def test_lambda_one_leaves_the_student_at_the_teacher(strategy, small):
         client.model.load_state_dict(client.new_model().state_dict())
         teacher = copied_state(client.model)
         client.consider_teacher(0)
-        complete(client.personalize(server_round=2))
+        client.personalize(server_round=2)
         moved = max(
             float((value - teacher[name]).abs().max())
             for name, value in client.model.state_dict().items()
@@ -235,7 +234,7 @@ def test_every_pair_starts_from_the_teacher(small, monkeypatch):
     client = client_of(small, **{"persfl.imitation": "0.5,0.5", "persfl.temperatures": "1"})
     client.consider_teacher(0)
     calls = watched(monkeypatch, PersFLClient, "candidate")
-    complete(client.personalize(server_round=2))
+    client.personalize(server_round=2)
     first, second = (candidate.weights for _, candidate in calls)
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
@@ -250,7 +249,6 @@ def kept_pair(results, small, monkeypatch):
     def distilled(logits, imitation, temperature, server_round):
         if script[imitation] is None:
             raise DivergedError("training diverged")
-        yield from ()
         weights = {k: torch.full_like(v, imitation) for k, v in client.model.state_dict().items()}
         accuracy, loss = script[imitation]
         validation = Evaluation(round(10 * accuracy), 10, loss)
@@ -259,7 +257,7 @@ def kept_pair(results, small, monkeypatch):
         return Candidate(validation, test, weights)
 
     monkeypatch.setattr(client, "distilled", distilled)
-    counts = complete(client.personalize(server_round=2))
+    counts = client.personalize(server_round=2)
     expected = [
         [DIVERGED] * 2 if pair is None else [round(10 * pair[0]), round(100 * (1 - pair[0]))]
         for pair in results
@@ -293,7 +291,7 @@ def test_a_step_that_is_too_large_diverges(small):
     client = client_of(small, **{"persfl.distillation-learning-rate": 1e30})
     client.consider_teacher(0)
     with pytest.raises(DivergedError):
-        complete(client.personalize(server_round=2))
+        client.personalize(server_round=2)
 
 
 # ---- Whole runs ----------------------------------------------------------------------

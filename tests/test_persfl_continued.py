@@ -20,7 +20,6 @@ from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.memory import PROGRESS
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import serve
-from fedkd_flwr.training.jobs import complete
 from strategies.core.replies import TooFewRepliesError
 from strategies.persfl import PAIRS
 
@@ -202,7 +201,7 @@ def personalized(client, monkeypatch):
     """Let a client personalize; return its counts, and how many pairs it tried."""
     with monkeypatch.context() as patch:
         attempts = Attempts(patch)
-        counts = complete(client.personalize(server_round=2))
+        counts = client.personalize(server_round=2)
     return counts.tolist(), len(attempts.tried)
 
 
@@ -211,7 +210,7 @@ def cut_short(client, monkeypatch):
     with monkeypatch.context() as patch:
         Attempts(patch, cut_at=3)
         with pytest.raises(KeyboardInterrupt):
-            complete(client.personalize(server_round=2))
+            client.personalize(server_round=2)
 
 
 def test_the_progress_with_another_teacher_is_ignored(small, tmp_path, monkeypatch):

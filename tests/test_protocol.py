@@ -11,7 +11,6 @@ import fedkd_flwr
 from fedkd_flwr.clients.fedfomo import FedFomoClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.model_pool import borrowed
-from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import count_correct
 from strategies.lg_fedavg import LGFedAvg
 
@@ -111,7 +110,7 @@ def test_momentum_of_replaced_weights_is_not_kept(settings):
         "fedper": {"fedper.personal-layers": 1},
     }.items():
         client = client_of({**settings, "strategy": method, **changes})
-        complete(client.train_locally(1))
+        client.train_locally(1)
         state = client.memory.load("optimizer") or {}
         kept[method] = {int(name.partition("/")[0]) for name in state}
     parameters = len(list(client.model.parameters()))
@@ -126,11 +125,11 @@ def test_momentum_of_the_own_model_outlives_training_a_replaced_one(own, shared,
     """Either model may have more tensors than the other."""
     alone, client = (client_of({**settings, "strategy": "local", "models": own}) for _ in "ab")
     for server_round in (1, 2):
-        complete(alone.train_locally(server_round, replaced=()))
-        complete(client.train_locally(server_round, replaced=()))
+        alone.train_locally(server_round, replaced=())
+        client.train_locally(server_round, replaced=())
         with borrowed(replace(client.architecture, name=shared)) as model:
             replaced = list(model.parameters())
-            complete(client.train_locally(server_round, model=model, replaced=replaced))
+            client.train_locally(server_round, model=model, replaced=replaced)
     kept, expected = (one.memory.load("optimizer") for one in (client, alone))
     assert kept.keys() == expected.keys()
     for name, tensor in expected.items():

@@ -110,7 +110,7 @@ def test_a_client_that_fails_in_its_evaluation_forgets_the_round(
     def count(self, server_round):
         if (server_round, self.partition_id) == (2, 0):
             raise MemoryError
-        return (yield from original(self, server_round))
+        return original(self, server_round)
 
     monkeypatch.setattr(ServingClient, "_count", count)
     settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 4}

@@ -12,7 +12,6 @@ from torch.nn import functional
 import fedkd_flwr
 from fedkd_flwr.clients.spider import PRUNED, most_needed
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.training.jobs import complete
 from fedkd_flwr.training.loop import Evaluation, evaluate, refresh_statistics
 from strategies.spider import SpiderSettings
 
@@ -92,9 +91,7 @@ def test_a_client_is_evaluated_with_its_personal_model(small, tmp_path):
     run, grid = run_with(Witness(), small, tmp_path / "run")
     for n in (0, 1):
         client = client_of({**small, "strategy": "fedavg"}, n)
-        expected = complete(client.evaluate_model({"weights": personal_model(grid, n)}, 2)).metrics[
-            "loss"
-        ]
+        expected = client.evaluate_model({"weights": personal_model(grid, n)}, 2).metrics["loss"]
         loss = run.clients.query("round == 2")["loss"].iloc[n]
         assert loss == pytest.approx(expected, abs=1e-6)
 

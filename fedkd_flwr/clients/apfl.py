@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.shared_models import Pair, SharedModelClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.vectors import copied_state, fill_model, model_vectors
 from fedkd_flwr.training.losses import cross_entropy
@@ -70,13 +69,12 @@ class APFLClient(SharedModelClient, ParameterClient):
         """The share of the private model, as of the last training."""
         return self.memory.load_numbers(ALPHA).get(ALPHA, self.settings.alpha)
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Take a step on alpha, train both models, and reply with the global one."""
         with self.shared_model(received) as shared:
             pair = Pair(self.model, shared)
             alpha = self.next_alpha(pair, server_round) if self.settings.adaptive else self.alpha
-            loss = yield from self.train_locally(server_round, MixedLearning(alpha), model=pair)
+            loss = self.train_locally(server_round, MixedLearning(alpha), model=pair)
             arrays = dict(model_vectors(shared))
         self.memory.save_numbers(ALPHA, {ALPHA: alpha})
         return TrainReply(arrays, {"train-loss": loss, ALPHA: alpha})

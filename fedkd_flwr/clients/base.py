@@ -6,6 +6,7 @@ which batch normalization is evaluated. The default is fresh statistics of the t
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +17,9 @@ from torch import Tensor, nn
 
 from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.reply import Arrays as Arrays
-from fedkd_flwr.clients.reply import Training as Training
 from fedkd_flwr.clients.reply import TrainReply as TrainReply
 from fedkd_flwr.clients.safeguard import LOCAL, Safeguard
 from fedkd_flwr.clients.serving import ServingClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import load_client, public_samples
 from fedkd_flwr.data.settings import DataPlan
@@ -34,13 +33,14 @@ from fedkd_flwr.models.model_pool import (
     plain_copy,
 )
 from fedkd_flwr.models.vectors import fill_model
-from fedkd_flwr.training.divergence import train_unless_it_diverges
+from fedkd_flwr.training.divergence import train_unless_it_diverges, undone_if_it_diverges
 from fedkd_flwr.training.fine_tuning import keep_best_epoch
-from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
+from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob
 from fedkd_flwr.training.loop import Batch, Loss, epoch_batches, gathered, seeded, train_on
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
+from fedkd_flwr.training.suspension import result_of
 from strategies.core.randomness import random_generator
 
 
@@ -61,8 +61,7 @@ class PersonalClient(ServingClient):
 
     # ---- Hooks that a method may override --------------------------------------------
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train on private data. Methods override this to add what they exchange.
 
         Parameters
@@ -74,18 +73,13 @@ class PersonalClient(ServingClient):
         phase : str
             ``train``, or the name of another exchange of the method.
 
-        Yields
-        ------
-        Job
-            A job to run. The caller sends its result back.
-
         Returns
         -------
         TrainReply
             The reply to the server.
         """
         before = parameters_of(self.model)
-        loss = yield from self.train_locally(server_round)
+        loss = self.train_locally(server_round)
         moved = relative_distance(self.model, before)
         return TrainReply(metrics={"train-loss": loss, "moved-private": moved})
 
@@ -249,7 +243,37 @@ class PersonalClient(ServingClient):
         """The class of the client that trains a safeguard's private model: that of `local`."""
         return PersonalClient
 
-    # ---- Steps shared by methods -----------------------------------------------------
+    # ---- Tools of methods ------------------------------------------------------------
+
+    def do(self, job: Job) -> Any:
+        """Run a job, together with equal jobs of other clients if the client is in a cohort.
+
+        Parameters
+        ----------
+        job : TrainJob or PredictJob
+            Steps of a training, which are counted, or a prediction.
+
+        Returns
+        -------
+        float or Tensor
+            The mean loss of the training, or the logits (P, K).
+
+        Raises
+        ------
+        DivergedError
+            If a loss or a weight is not finite. Where the node hides that, the training is undone.
+        """
+        if isinstance(job, PredictJob):
+            return result_of(job)
+        job = replace(job, batches=self.gradient_steps.counted(job.batches))
+        if self.policy.hides_divergence:
+            return undone_if_it_diverges(job, result_of, self.report_divergence)
+        return result_of(job)
+
+    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return a model's logits on images, (P, K) float32. The model is in evaluation mode."""
+        logits: Tensor = self.do(PredictJob(model, images))
+        return logits
 
     def optimizer(
         self,
@@ -280,7 +304,6 @@ class PersonalClient(ServingClient):
             rounds,
         )
 
-    @yields_jobs
     def train_locally(
         self,
         server_round: int,
@@ -289,7 +312,7 @@ class PersonalClient(ServingClient):
         model: nn.Module | None = None,
         replaced: Collection[nn.Parameter] | None = None,
         parameters: Iterable[nn.Parameter] | None = None,
-    ) -> Steps[float]:
+    ) -> float:
         """Train a model on private data with the settings of the run config.
 
         Parameters
@@ -323,15 +346,13 @@ class PersonalClient(ServingClient):
         if beside is not None:
             # The private batches come first because they end and the others do not.
             batches = ((*own, *other) for own, other in zip(batches, beside, strict=False))
-        mean_loss: float = yield TrainJob(model, loss, optimizer, batches, gradients)
+        mean_loss: float = self.do(TrainJob(model, loss, optimizer, batches, gradients))
         self.memory.save_optimizer("optimizer", optimizer, without=replaced)
         return mean_loss
 
-    @yields_jobs
-    def features(self) -> Steps[Tensor]:
+    def features(self) -> Tensor:
         """Return the features of the training samples by `model`, shape (D_n, d)."""
-        answer: Tensor = yield PredictJob(FeatureExtractor(self.model), self.data.train_images)
-        return answer
+        return self.predict(FeatureExtractor(self.model), self.data.train_images)
 
     @property
     def fine_tune_epochs(self) -> int:
@@ -374,7 +395,8 @@ class PersonalClient(ServingClient):
 
     def batches_at(self, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield private batches of images and labels by their positions."""
-        return gathered(positions, self.data.train_images, self.data.train_labels)
+        data, mixed = self.data, self.local.mixed_enough(positions)
+        return gathered(mixed, data.train_images, data.train_labels)
 
     def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
         """Yield the positions of a round's batches.
@@ -386,7 +408,7 @@ class PersonalClient(ServingClient):
         num_samples : int
             Number of samples to draw from.
         """
-        return self.local.positions(num_samples, server_round)
+        return iter(self.local.mixed_enough(self.local.positions(num_samples, server_round)))
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""

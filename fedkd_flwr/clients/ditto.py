@@ -1,8 +1,7 @@
 """The client of Ditto."""
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import PersonalModelClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.regularizers import Proximal, parameters_of
 from strategies.ditto import DittoSettings
 
@@ -12,14 +11,13 @@ class DittoClient(PersonalModelClient):
 
     settings: DittoSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train w, then v with a proximal term towards the received w."""
         self.receive_model(received)
         center = parameters_of(self.model)
-        loss = yield from self.train_locally(server_round)
+        loss = self.train_locally(server_round)
         arrays = self.model_arrays()
         self.recall_personal_model(received)
         held = Proximal(center, self.settings.personalization_weight)
-        personal_loss = yield from self.train_locally(server_round, held, replaced=())
+        personal_loss = self.train_locally(server_round, held, replaced=())
         return TrainReply(arrays, {"train-loss": loss, "personal-loss": personal_loss})

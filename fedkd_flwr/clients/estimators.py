@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.base import Arrays, PersonalClient, Training
-from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
 from fedkd_flwr.config import RunConfig, methods_with
 from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
 from fedkd_flwr.models.estimators import new_estimator, try_estimator
-from fedkd_flwr.training.jobs import PredictJob, Steps
 from fedkd_flwr.training.losses import cross_entropy, kl_to_teacher
 from strategies.core.flower import log
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC
@@ -113,16 +111,14 @@ class EstimatorClient(PersonalClient):
 
     # ---- Training ------------------------------------------------------------------------
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train as the method does. Distances between parameters are not reported."""
-        reply = yield from super().train(received, server_round, phase)
+        reply = super().train(received, server_round, phase)
         for metric in (MOVED_PRIVATE, MOVED_PUBLIC):
             reply.metrics.pop(metric.name, None)
         return reply
 
-    @yields_jobs
-    def train_locally(self, server_round: int, *_: Any, **__: Any) -> Steps[float]:
+    def train_locally(self, server_round: int, *_: Any, **__: Any) -> float:
         """Fit on private samples, unless a distillation has done so with public ones too.
 
         Returns
@@ -132,11 +128,10 @@ class EstimatorClient(PersonalClient):
         """
         if not self.fitted_for_message:
             self.refit()
-        logits: Tensor = yield PredictJob(self.model, self.data.train_images)
+        logits = self.predict(self.model, self.data.train_images)
         return float(nn.functional.cross_entropy(logits, self.data.train_labels))
 
-    @yields_jobs
-    def distill(self, teacher: Tensor, server_round: int) -> Steps[float]:
+    def distill(self, teacher: Tensor, server_round: int) -> float:
         """Fit on private samples and on the last round's public subset (KT-pFL and its kind).
 
         The soft labels are the predictions p with ``softmax(log(p) / T) = teacher``, at which the
@@ -149,20 +144,18 @@ class EstimatorClient(PersonalClient):
         """
         settings, images = self.settings, self.public_images(server_round - 1)
         self.refit(images, torch.softmax(settings.temperature * teacher.log(), dim=1))
-        logits: Tensor = yield PredictJob(self.model, images)
+        logits = self.predict(self.model, images)
         return float(kl_to_teacher(logits, teacher, settings.temperature, settings.t_squared))
 
-    @yields_jobs
     def co_distill(
         self, images: Tensor, centroid: Tensor, server_round: int, factor: float = 1.0
-    ) -> Steps[float]:
+    ) -> float:
         """Fit on private samples and on public ones with the centroid's predictions (PerFed-CKT).
 
         The public weight takes the place of lambda, and is multiplied by the factor.
         """
         self.refit(images, centroid, factor)
-        loss = yield from self.train_locally(server_round)
-        return loss
+        return self.train_locally(server_round)
 
     def refit(
         self, public: Tensor | None = None, teacher: Tensor | None = None, factor: float = 1.0

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.prototypes import ClassMeanClient
-from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.jobs import PredictJob
 from strategies.fd import FDSettings
 
 
@@ -37,17 +35,16 @@ class FDClient(ClassMeanClient):
 
     settings: FDSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train locally, and reply with the mean soft prediction of each class."""
         if "targets" in received:
             targets = itertools.repeat((self.tensor(received["targets"]),))
             distillation = ClassDistillation(self.settings.gamma)
-            loss = yield from self.train_locally(server_round, distillation, beside=targets)
+            loss = self.train_locally(server_round, distillation, beside=targets)
         else:
-            loss = yield from self.train_locally(server_round)
+            loss = self.train_locally(server_round)
         images = self.data.train_images
         with self.local.evaluation_statistics(self.model, images):
-            logits = yield PredictJob(self.model, images)
+            logits = self.predict(self.model, images)
         predictions = functional.softmax(logits, dim=1)
         return TrainReply(self.class_mean_arrays(predictions), {"train-loss": loss})

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.layers import layers_of
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.loop import Batch
@@ -36,12 +35,11 @@ class FedALAClient(ParameterClient):
 
     settings: FedALASettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Start from the mixture, train locally, and reply with the model."""
         weights = self.receive_and_mix(received, server_round)
         self.memory.save(MIXING, weights)
-        loss = yield from self.train_locally(server_round)
+        loss = self.train_locally(server_round)
         return TrainReply(self.model_arrays(), {"train-loss": loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.shared_models import EnsembleClient, Pair, taught
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.models.model_pool import plain_copy
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
@@ -86,14 +85,13 @@ class FedAPENClient(EnsembleClient):
         """Positions of the samples outside of the adaptability set."""
         return self.parts[1]
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Learn lambda, train both models, and reply with the shared one."""
         self.receive(received)
         weight = torch.tensor([self.private_weight], device=self.device)
         loss = EnsembleLearning(self.settings.ensemble_weight, [weight])
         pair = Pair(self.model, self.shared)
-        mean_loss = yield from self.train_locally(server_round, loss, model=pair)
+        mean_loss = self.train_locally(server_round, loss, model=pair)
         self.memory.save_numbers(WEIGHT, {WEIGHT: self.private_weight})
         metrics = {"train-loss": mean_loss, WEIGHT: self.private_weight}
         return TrainReply(dict(model_vectors(self.shared)), metrics)

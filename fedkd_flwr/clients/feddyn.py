@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.regularizers import (
     ProximalLinear,
     flat_parameters,
@@ -24,15 +23,14 @@ class FedDynClient(ParameterClient):
     keeps_model = False
     settings: FedDynSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train, update g_k, and reply with the model."""
         self.receive_model(received)
         start, alpha = flat_parameters(self.model), self.settings.alpha
         gradient = self.own_gradient(start)
         direction = split_like_parameters(-gradient, self.model)
         dynamic = ProximalLinear([*parameters_of(self.model), *direction], alpha)
-        loss = yield from self.train_locally(server_round, dynamic)
+        loss = self.train_locally(server_round, dynamic)
         renewed = gradient - alpha * (flat_parameters(self.model) - start)
         self.memory.save(GRADIENT, {GRADIENT: renewed})
         return TrainReply(self.model_arrays(), {"train-loss": loss})

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors, tensors_by_kind
 from fedkd_flwr.training.loop import evaluate
 from strategies.core.vector_kinds import BUFFERS
@@ -34,8 +33,7 @@ class FedFomoClient(ParameterClient):
         """Return no parameter: the client mixes other models into its own."""
         return ()
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Mix, train, and reply with the model and the gains of the other clients."""
         models = ReceivedModels.read(received, tensors_by_kind(self.model))
         if not self.has_stored_model:
@@ -45,7 +43,7 @@ class FedFomoClient(ParameterClient):
         weights = weights_of(gains)
         fill_from_vectors(self.model, mean_of([*others, last], weights) if weights.any() else last)
         self.memory.save_model(START, self.model)
-        loss = yield from self.train_locally(server_round)
+        loss = self.train_locally(server_round)
         reported = np.zeros(self.settings.models_sent, dtype=np.float32)
         reported[: len(others)] = gains[:-1]
         return TrainReply({**self.model_arrays(), GAINS_OF_OTHERS: reported}, {"train-loss": loss})

@@ -7,9 +7,8 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.training.feature_generator import draws, generated
 from fedkd_flwr.training.losses import cross_entropy
@@ -43,17 +42,16 @@ class FedGenClient(ParameterClient):
     needs_head = True
     settings: FedGenSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train the received model, and reply with it and the counts of the classes."""
         self.receive_model(received)
         weight = self.settings.weight * self.settings.weight_decay_rate ** (server_round - 1)
         # Before its first training the generator knows no class.
         if weight and received[SHARES].any():
             beside, loss = self.generated_batches(received, server_round), GeneratedLearning(weight)
-            mean_loss = yield from self.train_locally(server_round, loss, beside)
+            mean_loss = self.train_locally(server_round, loss, beside)
         else:
-            mean_loss = yield from self.train_locally(server_round)
+            mean_loss = self.train_locally(server_round)
         arrays = {**self.model_arrays(), COUNTS: self.reported_counts().astype(np.float32)}
         return TrainReply(arrays, {"train-loss": mean_loss})
 

@@ -4,9 +4,8 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.shared_models import Pair, SharedModelClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import feature_width, features_and_logits
 from fedkd_flwr.models.vectors import matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import seeded
@@ -56,14 +55,13 @@ class FedKDClient(SharedModelClient):
     needs_head = True
     settings: FedKDSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train the pair locally, and reply with the compressed update of the shared model."""
         with self.shared_model(received) as shared:
             with seeded("cpu", self.run.plan.seed, "between-features", self.partition_id):
                 pair = FeaturePair(self.model, shared).to(self.device)
             self.memory.load_model("between-features", pair.between)
-            loss = yield from self.train_locally(server_round, adaptive_mutual_loss, model=pair)
+            loss = self.train_locally(server_round, adaptive_mutual_loss, model=pair)
             self.memory.save_model("between-features", pair.between)
             arrays = self.update(received, shared, server_round)
         return TrainReply(arrays, {"train-loss": loss})

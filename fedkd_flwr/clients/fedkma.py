@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.prototypes import class_means, without_hidden
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.clients.supernets import SupernetClient
-from fedkd_flwr.training.jobs import PredictJob
 from strategies.fedkma import (
     CLASS_FLAGS,
     CLASS_LOGITS,
@@ -21,8 +19,7 @@ class FedKMAClient(SupernetClient):
 
     settings: FedKMASettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train and reply with model and mean logits, or compute a row of M from a row of H."""
         if phase == SHARE_KNOWLEDGE:
             row = sharing_row(
@@ -32,8 +29,8 @@ class FedKMAClient(SupernetClient):
                 self.settings.sharpness,
             )
             return TrainReply({"sharing": row.astype(np.float32)})
-        reply = yield from super().train(received, server_round, phase)
-        logits = yield PredictJob(self.model, self.data.train_images)
+        reply = super().train(received, server_round, phase)
+        logits = self.predict(self.model, self.data.train_images)
         means, counts = class_means(logits, self.data.train_labels, self.data.classes)
         logits_of_classes, sent_counts = without_hidden(means, counts, self.policy)
         reply.arrays[CLASS_LOGITS] = logits_of_classes

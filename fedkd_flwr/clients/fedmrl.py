@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.shared_models import EnsembleClient, Pair
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.models.features import feature_width, features, narrowest_width
 from fedkd_flwr.models.layers import head_of
@@ -106,12 +105,11 @@ class FedMRLClient(EnsembleClient):
         self.memory.load_model(PROJECTOR, pair.projector)
         return pair
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train all three parts, keep them, and reply with the shared model."""
         fill_from_vectors(self.shared, received)
         loss = NestedLoss(self.settings.coarse_weight)
-        mean_loss = yield from self.train_locally(server_round, loss, model=self.pair)
+        mean_loss = self.train_locally(server_round, loss, model=self.pair)
         self.memory.save_model(PROJECTOR, self.pair.projector)
         self.memory.save_model(SHARED, self.shared)
         return TrainReply(dict(model_vectors(self.shared)), {"train-loss": mean_loss})

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.jobs import PredictJob
 from fedkd_flwr.training.loop import gathered
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.fedntd import FedNTDSettings
@@ -48,13 +46,12 @@ class FedNTDClient(ParameterClient):
     keeps_model = False
     settings: FedNTDSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Predict with the received model, then train it towards these predictions too."""
         self.receive_model(received)
-        logits = yield PredictJob(self.model, self.data.train_images)
+        logits = self.predict(self.model, self.data.train_images)
         # The same positions as those of the private batches.
         taught = gathered(self.private_positions(server_round, self.num_examples), logits)
         distillation = NotTrueDistillation(self.settings.beta, self.settings.temperature)
-        loss = yield from self.train_locally(server_round, distillation, beside=taught)
+        loss = self.train_locally(server_round, distillation, beside=taught)
         return TrainReply(self.model_arrays(), {"train-loss": loss})

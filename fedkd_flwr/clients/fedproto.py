@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.prototypes import CommonWidthClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import features, features_and_logits
 from fedkd_flwr.training.loop import Loss
 from fedkd_flwr.training.losses import cross_entropy
@@ -92,14 +91,13 @@ class FedProtoClient(CommonWidthClient):
 
     settings: PrototypeSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train locally, and reply with the mean feature of each class."""
         loss: Loss = cross_entropy
         if received:
             loss = TowardsPrototypes(self.prototypes(received), self.settings.prototype_weight)
-        mean_loss = yield from self.train_locally(server_round, loss)
-        entered = yield from self.features()
+        mean_loss = self.train_locally(server_round, loss)
+        entered = self.features()
         return TrainReply(self.class_mean_arrays(entered), {"train-loss": mean_loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:

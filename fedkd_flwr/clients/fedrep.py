@@ -1,10 +1,9 @@
 """The client of FedRep."""
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.layers import layers_of
-from fedkd_flwr.training.jobs import Steps, TrainJob
+from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import epoch_batches
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.fedrep import FedRepSettings
@@ -15,18 +14,16 @@ class FedRepClient(ParameterClient):
 
     settings: FedRepSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train the head, then the body, and reply with the body."""
         self.receive_model(received)
-        loss = yield from self.train_head(server_round)
+        loss = self.train_head(server_round)
         # A model of one layer is all head.
         if body := self.replaced_parameters(self.model):
-            loss = yield from self.train_locally(server_round, parameters=body)
+            loss = self.train_locally(server_round, parameters=body)
         return TrainReply(self.model_arrays(), {"train-loss": loss})
 
-    @yields_jobs
-    def train_head(self, server_round: int) -> Steps[float]:
+    def train_head(self, server_round: int) -> float:
         """Train the head for `head_epochs` and return the mean loss over all samples seen.
 
         Parameters
@@ -50,6 +47,6 @@ class FedRepClient(ParameterClient):
         generator, size = self.generator("head-batches", server_round), self.run.training.batch_size
         epochs = self.settings.head_epochs
         batches = self.batches_at(epoch_batches(self.num_examples, size, epochs, generator))
-        mean_loss: float = yield TrainJob(self.model, cross_entropy, optimizer, batches)
+        mean_loss: float = self.do(TrainJob(self.model, cross_entropy, optimizer, batches))
         self.memory.save_optimizer("head-optimizer", optimizer)
         return mean_loss

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.shared_models import shared_parameters
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import features_and_logits
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.model_pool import architecture_of
@@ -62,13 +61,12 @@ class FedRoDClient(ParameterClient):
 
     needs_head = True
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train both parts, keep the personal head, and reply with the global model."""
         self.receive_model(received)
         both = Decoupled(self.model, self.personal_head())
         loss = RobustDecoupling([self.data.class_counts.log()])
-        mean_loss = yield from self.train_locally(server_round, loss, model=both)
+        mean_loss = self.train_locally(server_round, loss, model=both)
         self.memory.save(PERSONAL_HEAD, both.head.state_dict())
         return TrainReply(self.model_arrays(), {"train-loss": mean_loss})
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.shared_models import Pair, SharedModelClient, taught
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.vectors import model_vectors
 from strategies.fml import FMLSettings
 
@@ -37,12 +36,11 @@ class FMLClient(SharedModelClient):
 
     settings: FMLSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train the pair locally, and reply with the shared model."""
         loss = MutualLearning(self.settings.alpha, self.settings.beta)
         with self.shared_model(received) as shared:
             pair = Pair(self.model, shared)
-            mean_loss = yield from self.train_locally(server_round, loss, model=pair)
+            mean_loss = self.train_locally(server_round, loss, model=pair)
             arrays = dict(model_vectors(shared))
         return TrainReply(arrays, {"train-loss": mean_loss})

@@ -1,13 +1,10 @@
 """The client of HypCluster: choose a hypothesis, train it, return it with its index."""
 
 import numpy as np
-from torch import Tensor
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.jobs import PredictJob, Steps, complete
 from strategies.hypcluster import CLUSTER
 
 
@@ -16,21 +13,19 @@ class HypClusterClient(ParameterClient):
 
     keeps_model = False
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Choose, train locally, and reply with the model and the index of the choice."""
-        chosen = yield from self.choose(received)
-        loss = yield from self.train_locally(server_round)
+        chosen = self.choose(received)
+        loss = self.train_locally(server_round)
         number = np.array([chosen], dtype=np.int64)
         return TrainReply({**self.model_arrays(), CLUSTER: number}, {"train-loss": loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the hypothesis that fits the training data best."""
-        complete(self.choose(received))
+        self.choose(received)
         return {}
 
-    @yields_jobs
-    def choose(self, received: Arrays) -> Steps[int]:
+    def choose(self, received: Arrays) -> int:
         """Load the hypothesis with the lowest training loss into the model, and return its index.
 
         Parameters
@@ -44,7 +39,7 @@ class HypClusterClient(ParameterClient):
         losses = []
         for hypothesis in hypotheses:
             self.receive_model(hypothesis)
-            logits: Tensor = yield PredictJob(self.model, self.data.train_images)
+            logits = self.predict(self.model, self.data.train_images)
             losses.append(float(functional.cross_entropy(logits, self.data.train_labels)))
         # A hypothesis whose loss is NaN is never chosen.
         chosen = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))

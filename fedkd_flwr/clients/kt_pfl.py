@@ -2,10 +2,9 @@
 
 from torch import Tensor
 
-from fedkd_flwr.clients.base import Arrays, Training
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
-from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.jobs import Steps, TrainJob
+from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import epoch_batches, gathered
 from fedkd_flwr.training.losses import Distillation
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
@@ -17,24 +16,22 @@ class KTpFLClient(SoftPredictionClient):
 
     settings: DistillationSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Distill from the teacher if there is one, train locally, reply with soft predictions."""
         metrics = {}
         teacher = self.teachers("teacher", received)
         if teacher is not None:
             before = parameters_of(self.model)
-            metrics["distillation-loss"] = yield from self.distill(teacher, server_round)
+            metrics["distillation-loss"] = self.distill(teacher, server_round)
             metrics["moved-public"] = relative_distance(self.model, before)
         before = parameters_of(self.model)
-        metrics["train-loss"] = yield from self.train_locally(server_round)
+        metrics["train-loss"] = self.train_locally(server_round)
         metrics["moved-private"] = relative_distance(self.model, before)
         images = self.public_images(server_round)
-        predictions = yield from self.answers(received, images, self.settings.temperature)
+        predictions = self.answers(received, images, self.settings.temperature)
         return self.release(predictions, metrics, server_round)
 
-    @yields_jobs
-    def distill(self, teacher: Tensor, server_round: int) -> Steps[float]:
+    def distill(self, teacher: Tensor, server_round: int) -> float:
         """Distill from the teacher for R epochs on the last round's public subset (Eq. 6).
 
         Parameters
@@ -50,11 +47,9 @@ class KTpFLClient(SoftPredictionClient):
             Mean distillation loss over all samples seen.
         """
         images = self.public_images(server_round - 1)
-        loss = yield from self.distill_on(images, teacher, server_round)
-        return loss
+        return self.distill_on(images, teacher, server_round)
 
-    @yields_jobs
-    def distill_on(self, images: Tensor, teacher: Tensor, server_round: int) -> Steps[float]:
+    def distill_on(self, images: Tensor, teacher: Tensor, server_round: int) -> float:
         """Distill from a teacher on some images, (n, …) and (n, K), for R epochs."""
         settings = self.settings
         positions = epoch_batches(
@@ -64,10 +59,12 @@ class KTpFLClient(SoftPredictionClient):
             self.public_generator(server_round),
         )
         rate = settings.distillation_learning_rate
-        loss: float = yield TrainJob(
-            self.model,
-            Distillation(settings.temperature, settings.t_squared),
-            self.optimizer(self.model.parameters(), rate),
-            gathered(positions, images, teacher),
+        loss: float = self.do(
+            TrainJob(
+                self.model,
+                Distillation(settings.temperature, settings.t_squared),
+                self.optimizer(self.model.parameters(), rate),
+                gathered(positions, images, teacher),
+            )
         )
         return loss

@@ -1,8 +1,7 @@
 """The client of LG-FedAvg (Liang et al. 2020)."""
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.prototypes import SharedHeadClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.layers import head_of
 from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT
 
@@ -10,11 +9,10 @@ from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT
 class LGFedAvgClient(SharedHeadClient):
     """Trains the averaged head and its own body together, and sends the head back."""
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Load the head if one was received, train locally, and reply with the head."""
         self.receive_head(received)
-        loss = yield from self.train_locally(server_round)
+        loss = self.train_locally(server_round)
         head = head_of(self.model)
         weight, bias = (tensor.detach().cpu().numpy().copy() for tensor in (head.weight, head.bias))
         return TrainReply({HEAD_WEIGHT: weight, HEAD_BIAS: bias}, {"train-loss": loss})

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import features_and_logits
 from fedkd_flwr.training.loop import gathered
 from strategies.moon import MOONSettings
@@ -44,15 +43,14 @@ class MOONClient(ParameterClient):
     needs_head = True
     settings: MOONSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Compute both models' features first, then train with the contrastive term."""
-        previous = yield from self.features()
+        previous = self.features()
         self.receive_model(received)
-        current = yield from self.features()
+        current = self.features()
         # The same positions as those of the private batches.
         positions = self.private_positions(server_round, self.num_examples)
         contrast = ModelContrast(self.settings.mu, self.settings.temperature)
         beside = gathered(positions, current, previous)
-        loss = yield from self.train_locally(server_round, contrast, beside=beside)
+        loss = self.train_locally(server_round, contrast, beside=beside)
         return TrainReply(self.model_arrays(), {"train-loss": loss})

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedkd_flwr.clients.base import Arrays, PersonalClient, Training, TrainReply
-from fedkd_flwr.clients.steps import yields_jobs
+from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
 from fedkd_flwr.models.layers import chosen_layers
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate
@@ -33,12 +32,11 @@ class ParameterClient(PersonalClient):
 
     # ---- Hooks of every client -------------------------------------------------------
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Load the received model, train locally, and reply with the result."""
         self.receive_model(received)
-        counts = yield from self.counted_when("received")
-        loss = yield from self.train_locally(server_round, self.local_loss(received))
+        counts = self.counted_when("received")
+        loss = self.train_locally(server_round, self.local_loss(received))
         metrics = {"train-loss": loss, **counts}
         return TrainReply({**self.model_arrays(), **self.extra_parts()}, metrics)
 

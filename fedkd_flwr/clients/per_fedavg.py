@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.loop import Batch, epoch_batches, random_batches
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD
@@ -59,15 +58,14 @@ class PerFedAvgClient(ParameterClient):
     keeps_model = False
     settings: PerFedAvgSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train on pairs of batches, two gradient steps each, and reply with the model."""
         self.receive_model(received)
         loss = LossAfterStep(self.settings.inner_learning_rate)
         own_batches = self.gradient_steps.counted(
             self.random_batches("inner-batches", server_round)
         )
-        mean_loss = yield from self.train_locally(server_round, loss, own_batches)
+        mean_loss = self.train_locally(server_round, loss, own_batches)
         return TrainReply(self.model_arrays(), {"train-loss": mean_loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:

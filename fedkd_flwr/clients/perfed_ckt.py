@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from fedkd_flwr.clients.base import Arrays, Training
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
-from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.jobs import Steps
 from fedkd_flwr.training.loop import gathered, random_batches
 from fedkd_flwr.training.losses import CoDistillation, squared_distance
 from strategies.perfed_ckt import FIXED_SUBSET, PerFedCKTSettings
@@ -30,31 +28,27 @@ class PerFedCKTClient(SoftPredictionClient):
 
     settings: PerFedCKTSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train tau iterations of the two-term loss (Eq. 2), and reply with soft predictions."""
         images = self.public_images(FIXED_SUBSET)
         metrics: dict[str, float] = {}
         centroids = self.teachers("centroids", received)
         if centroids is not None:
-            predictions = yield from self.predict(images, temperature=1.0)
+            predictions = self.soft_predictions(images, temperature=1.0)
             metrics["cluster"] = nearest = nearest_centroid(centroids, predictions)
             centroid = centroids[nearest]
             factor = self.settings.factor(float(squared_distance(predictions, centroid)))
             if self.settings.weight_by_distance:
                 metrics["weight"] = factor * self.settings.regularization_weight
-            metrics["train-loss"] = yield from self.co_distill(
-                images, centroid, server_round, factor
-            )
+            metrics["train-loss"] = self.co_distill(images, centroid, server_round, factor)
         else:
-            metrics["train-loss"] = yield from self.train_locally(server_round)
-        predictions = yield from self.answers(received, images, temperature=1.0)
+            metrics["train-loss"] = self.train_locally(server_round)
+        predictions = self.answers(received, images, temperature=1.0)
         return self.release(predictions, metrics, server_round)
 
-    @yields_jobs
     def co_distill(
         self, images: Tensor, centroid: Tensor, server_round: int, factor: float = 1.0
-    ) -> Steps[float]:
+    ) -> float:
         """Train on private data, with a term towards the centroid on public samples (Eq. 1).
 
         Parameters

@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.distillation_search import Candidate, PairSearch
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.request import TRAIN
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.vectors import copied_state
-from fedkd_flwr.training.jobs import PredictJob, Steps, TrainJob
+from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import (
     DivergedError,
     epoch_batches,
@@ -74,18 +73,17 @@ class PersFLClient(ParameterClient):
         """The distillation loss of stage 2 (Eq. 3)."""
         return DIVERGENCES[self.settings.divergence]
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Stage 1: evaluate the global model, then train it. Stage 2: personalize."""
         self.receive_model(received)
         if phase == TRAIN:
             self.consider_teacher(server_round - 1)
-            return (yield from super().train(received, server_round, phase))
+            return super().train(received, server_round, phase)
         # The model of stage 2 is the average of the last round.
         self.consider_teacher(server_round)
         if phase == CONSIDER:
             return TrainReply()
-        pairs = yield from self.personalize(server_round)
+        pairs = self.personalize(server_round)
         return TrainReply({PAIRS: pairs})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
@@ -119,8 +117,7 @@ class PersFLClient(ParameterClient):
         self.memory.save_model("teacher", self.model)
         self.memory.save_numbers("teacher-choice", {"round": float(aggregations), "loss": loss})
 
-    @yields_jobs
-    def personalize(self, server_round: int) -> Steps[NDArray[np.int32]]:
+    def personalize(self, server_round: int) -> NDArray[np.int32]:
         """Distill from the teacher for every pair of the grid, and keep the best model.
 
         If the same message was interrupted before, it continues after the last pair that was tried.
@@ -143,7 +140,7 @@ class PersFLClient(ParameterClient):
         global_accuracy = self.test_accuracy()
         self.memory.load_model("teacher", self.model)
         teacher_accuracy = self.test_accuracy()
-        search = yield from self.searched(server_round)
+        search = self.searched(server_round)
         if search.best < 0:
             raise DivergedError("all pairs diverged; lower persfl.distillation-learning-rate")
         self.model.load_state_dict(search.weights)
@@ -161,11 +158,10 @@ class PersFLClient(ParameterClient):
         self.memory.save_numbers("personalized-in", {"round": server_round})
         return search.counts
 
-    @yields_jobs
-    def searched(self, server_round: int) -> Steps[PairSearch]:
+    def searched(self, server_round: int) -> PairSearch:
         """Distill from the teacher, which is in `model`, for each pair that was not tried yet."""
         teacher = copied_state(self.model)
-        teacher_logits = yield PredictJob(self.model, self.data.train_images)
+        teacher_logits = self.predict(self.model, self.data.train_images)
         grid, search = self.settings.grid(), self.search_so_far()
         for imitation, temperature in grid[search.tried :]:
             self.model.load_state_dict(teacher)
@@ -173,9 +169,7 @@ class PersFLClient(ParameterClient):
             log(INFO, "Client %d, stage 2: pair %d of %d", self.partition_id, *place)
             candidate = None
             try:
-                candidate = yield from self.distilled(
-                    teacher_logits, imitation, temperature, server_round
-                )
+                candidate = self.distilled(teacher_logits, imitation, temperature, server_round)
             except DivergedError as error:
                 pair = f"lambda {imitation:g} and T {temperature:g}"
                 log(WARNING, "Client %d: skipped %s: %s", self.partition_id, pair, error)
@@ -214,10 +208,9 @@ class PersFLClient(ParameterClient):
         """Return the teacher's round and loss, or an empty dictionary."""
         return self.memory.load_numbers("teacher-choice")
 
-    @yields_jobs
     def distilled(
         self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int
-    ) -> Steps[Candidate]:
+    ) -> Candidate:
         """Train `model`, which is initialized with the teacher, for one pair of the grid (Eq. 3).
 
         If the settings validate it during training, its best state is returned.
@@ -243,12 +236,15 @@ class PersFLClient(ParameterClient):
         batch_size = self.run.training.batch_size
         candidates: list[Candidate] = []
         for epochs in settings.stretches():
-            positions = epoch_batches(self.num_examples, batch_size, epochs, generator)
-            yield TrainJob(
-                self.model,
-                Imitation(imitation, temperature, self.soft_loss),
-                optimizer,
-                gathered(positions, data.train_images, data.train_labels, soft_labels),
+            drawn = epoch_batches(self.num_examples, batch_size, epochs, generator)
+            positions = self.local.mixed_enough(drawn)
+            self.do(
+                TrainJob(
+                    self.model,
+                    Imitation(imitation, temperature, self.soft_loss),
+                    optimizer,
+                    gathered(positions, data.train_images, data.train_labels, soft_labels),
+                )
             )
             candidates.append(self.candidate())
         return max(candidates, key=lambda candidate: candidate.validation.rank)

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import PersonalModelClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import random_batches
 from fedkd_flwr.training.optimizers import SGD
@@ -32,11 +31,10 @@ class PFedMeClient(PersonalModelClient):
         theta.
         """
         size, generator = self.run.training.batch_size, self.local.batch_generator(server_round)
-        count = sum(1 for _ in super().private_positions(server_round, num_samples))
+        count = sum(1 for _ in self.local.positions(num_samples, server_round))
         return itertools.islice(random_batches(num_samples, size, generator), count)
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """For each batch of the round, take K steps on theta and one on w."""
         self.receive_model(received)
         settings, training = self.settings, self.run.training
@@ -51,7 +49,7 @@ class PFedMeClient(PersonalModelClient):
         for batch in self.private_batches(server_round):
             loss = Proximal(local, weight)
             steps = [batch] * settings.personal_steps
-            mean_loss = yield TrainJob(self.model, loss, optimizer, steps)
+            mean_loss = self.do(TrainJob(self.model, loss, optimizer, steps))
             local = moved_towards(local, parameters_of(self.model), rate * weight)
             losses += mean_loss * len(batch[0])
             samples += len(batch[0])

@@ -12,11 +12,9 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient
 from fedkd_flwr.clients.policy import NodePolicy
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.models.features import common_width
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.model_pool import Architecture, plain_copy
-from fedkd_flwr.training.jobs import Steps
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, HEAD_BIAS, HEAD_WEIGHT
 
 
@@ -69,14 +67,13 @@ def without_hidden(
 class ClassMeanClient(PersonalClient):
     """A client that sends the means of its classes."""
 
-    @yields_jobs
-    def features(self) -> Steps[Tensor]:
+    def features(self) -> Tensor:
         """Return the features of the training samples, shape (D_n, d).
 
         Batch normalization has the statistics of an evaluation, which compares with the means.
         """
         with self.local.evaluation_statistics(self.model, self.data.train_images):
-            return (yield from super().features())
+            return super().features()
 
     def class_mean_arrays(self, values: Tensor) -> Arrays:
         """Return class means and counts of values with one row per training sample, (D_n, d).

@@ -1,11 +1,10 @@
 """What a client returns to the server."""
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
-
-from fedkd_flwr.training.jobs import Steps
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of a message."""
@@ -34,5 +33,20 @@ class TrainReply:
         return TrainReply(self.arrays, {**self.metrics, **evaluation.metrics}, evaluation.answers)
 
 
-Training = Steps[TrainReply]
-"""A client's training: a generator that yields jobs and returns the reply."""
+def require_reply(reply: object, client: type) -> None:
+    """Refuse what a client's `train` returned if it is no `TrainReply`.
+
+    Raises
+    ------
+    TypeError
+        With one sentence.
+    """
+    if isinstance(reply, TrainReply):
+        return
+    name = f"{client.__qualname__}.train"
+    if isinstance(reply, Generator):
+        raise TypeError(
+            f"{name} yields jobs; it is a plain function now: remove `yield from` and `yield`, and "
+            "write `loss = self.train_locally(server_round)` or `self.do(job)`"
+        )
+    raise TypeError(f"{name} returned a {type(reply).__name__}; return a TrainReply")

@@ -17,7 +17,7 @@ from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
-from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps
+from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import DivergedError
 from strategies.core.flower import log
 from strategies.core.plan import Settings
@@ -85,14 +85,14 @@ class Safeguard:
         # The same tensors: with its own plan, the client would read the data again.
         vars(self.alone)["data"] = data
 
-    def train(self, server_round: int) -> Steps[None]:
+    def train(self, server_round: int) -> None:
         """Train the private model as `local` does, and keep it.
 
         A private model that diverges stays as it was.
         """
         alone = self.alone
         try:
-            yield from alone.train({}, server_round, TRAIN)
+            alone.train({}, server_round, TRAIN)
         except DivergedError as error:
             log(WARNING, "Client %d: its private model: %s", alone.partition_id, error)
             alone.close()
@@ -102,7 +102,7 @@ class Safeguard:
 
     def count(
         self, test: Tensor, validation: Tensor, server_round: int, seeded: Seeded
-    ) -> Steps[dict[str, float]]:
+    ) -> dict[str, float]:
         """Evaluate the private model, choose the weight, and count what would be deployed.
 
         Parameters
@@ -122,9 +122,9 @@ class Safeguard:
         alone, data = self.alone, self.alone.data
         with seeded("evaluate", server_round):
             alone.prepared_for_evaluation({}, server_round)
-        private = yield PredictJob(alone.model, data.validation_images)
+        private = alone.predict(alone.model, data.validation_images)
         self.blend = RULES[self._mode](validation, private, data.validation_labels)
-        private = yield PredictJob(alone.model, data.test_images)
+        private = alone.predict(alone.model, data.test_images)
         deployed = self.blend(test, private)
         right, method_right, alone_right = (
             logits.argmax(dim=1) == data.test_labels for logits in (deployed, test, private)

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.training.regularizers import Linear, flat_parameters, split_like_parameters
 from strategies.scaffold import CONTROL, ScaffoldSettings, counted_steps
 
@@ -16,15 +15,14 @@ class ScaffoldClient(ParameterClient):
     keeps_model = False
     settings: ScaffoldSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train, update c_n, and reply with both."""
         self.receive_model(received)
         start = flat_parameters(self.model)
         own = self.own_control(start)
         correction = self.settings.correction * (self.tensor(received[CONTROL]) - own)
         corrected = Linear(split_like_parameters(correction, self.model))
-        loss = yield from self.train_locally(server_round, corrected)
+        loss = self.train_locally(server_round, corrected)
         mean_step = (start - flat_parameters(self.model)) / self.distance_scale(server_round)
         renewed = mean_step - correction
         self.memory.save(CONTROL, {CONTROL: renewed})

@@ -5,8 +5,6 @@ from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
-from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.jobs import Steps
 from strategies.core.masks import packed_mask
 from strategies.selective_fd import KEPT, SELECTED, SelectiveFDSettings
 
@@ -69,13 +67,11 @@ class SelectiveFDClient(KTpFLClient):
             return None
         return super().teachers(name, received)
 
-    @yields_jobs
-    def distill(self, teacher: Tensor, server_round: int) -> Steps[float]:
+    def distill(self, teacher: Tensor, server_round: int) -> float:
         """Distill from the teacher on the kept samples of the last round's public subset."""
         kept = self._mask(KEPT, self.request.arrays)
         images = self.public_images(server_round - 1)[kept]
-        loss = yield from self.distill_on(images, teacher[kept], server_round)
-        return loss
+        return self.distill_on(images, teacher[kept], server_round)
 
     def release(
         self, predictions: Tensor, metrics: dict[str, float], server_round: int

@@ -16,20 +16,18 @@ from typing import Any
 from flwr.app import Context
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from torch import from_numpy, nn
+from torch import Tensor, from_numpy, nn
 
 from fedkd_flwr.clients.properties import data_properties
-from fedkd_flwr.clients.reply import Arrays, Training, TrainReply
+from fedkd_flwr.clients.reply import Arrays, TrainReply, require_reply
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.clients.safeguard import Safeguard
 from fedkd_flwr.clients.stateful import StatefulClient
-from fedkd_flwr.clients.steps import StepsCall, checked, yields_jobs
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.export import keep_only_best, model_card, round_folder, save_personalized_model
 from fedkd_flwr.models.ensemble import Ensemble
-from fedkd_flwr.training.divergence import without_divergence
-from fedkd_flwr.training.jobs import PredictJob, StepCounter, Steps, complete
+from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import (
     DivergedError,
     count_correct,
@@ -59,15 +57,18 @@ class ServingClient(StatefulClient):
 
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         super().__init__(context, run, settings)
-        self.steps_called: list[StepsCall] = []
         self.gradient_steps = StepCounter()
         self.device = run.torch_device
 
     # ---- What `PersonalClient` and the methods provide ---------------------------------
 
     @abstractmethod
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train as a message asks, and return the reply."""
+
+    @abstractmethod
+    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return a model's logits on images, (P, K) float32."""
 
     @abstractmethod
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
@@ -105,31 +106,17 @@ class ServingClient(StatefulClient):
     # ---- A message -------------------------------------------------------------------
 
     def serve(self, request: Request) -> TrainReply:
-        """Serve a train message alone. What the model draws depends on round and client only."""
+        """Serve a train message. What the model draws depends on round and client only."""
         with self.held_memory(request):
-            return self._served(request)
-
-    def _served(self, request: Request) -> TrainReply:
-        with self._seeded(request.phase, request.server_round):
-            reply = complete(self._trained(request))
-        with self._seeded(request.phase, request.server_round):
-            complete(self._trained_alone(reply))
-        self._note(request.server_round)
-        if self._evaluates_trained_model:
-            reply = reply.with_evaluation(self._evaluated_alone({}, request.server_round))
-        self._keep(request.server_round)
-        return reply
-
-    def serve_job_by_job(self, request: Request) -> Training:
-        """Serve a train message as part of a cohort. The model must not draw random numbers."""
-        reply = yield from self._trained(request)
-        yield from self._trained_alone(reply)
-        self._note(request.server_round)
-        if self._evaluates_trained_model:
-            evaluation = yield from self.evaluate_model({}, request.server_round)
-            reply = reply.with_evaluation(evaluation)
-        self._keep(request.server_round)
-        return reply
+            with self._seeded(request.phase, request.server_round):
+                reply = self._trained(request)
+            with self._seeded(request.phase, request.server_round):
+                self._train_alone(reply)
+            self._note(request.server_round)
+            if self._evaluates_trained_model:
+                reply = reply.with_evaluation(self.evaluated_in(request.server_round))
+            self._keep(request.server_round)
+            return reply
 
     def serve_evaluation(self, request: Request) -> TrainReply:
         """Serve an evaluation message. Nothing is kept."""
@@ -141,15 +128,12 @@ class ServingClient(StatefulClient):
         """Evaluate the model that the client remembers, as in a round."""
         return self._evaluated_alone({}, server_round)
 
-    def _trained(self, request: Request) -> Training:
+    def _trained(self, request: Request) -> TrainReply:
         """Recall, train, and count the gradient steps."""
-        server_round = request.server_round
         self._recall_for(request)
-        training = checked(self, self.train(request.arrays, server_round, request.phase))
-        if self.policy.hides_divergence:
-            training = without_divergence(training, self.report_divergence)
-        reply = yield from self.gradient_steps.over(training)
-        counts = yield from self.counted_when("trained")
+        reply = self.train(request.arrays, request.server_round, request.phase)
+        require_reply(reply, type(self))
+        counts = self.counted_when("trained")
         self.local.limit_metrics(reply.metrics)
         reply.metrics.update(counts)
         reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
@@ -159,11 +143,10 @@ class ServingClient(StatefulClient):
         """Tell the operator of a training that was undone; the server is not told."""
         log(WARNING, "Client %d: %s. Its model is as before.", self.partition_id, error)
 
-    def _trained_alone(self, reply: TrainReply) -> Steps[None]:
+    def _train_alone(self, reply: TrainReply) -> None:
         """Train the private model, once a round, and add its gradient steps to the reply."""
         if self.safeguard and self.request.phase == TRAIN:
-            training = self.safeguard.train(self.request.server_round)
-            yield from self.gradient_steps.over(training)
+            self.safeguard.train(self.request.server_round)
             reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
 
     @property
@@ -178,13 +161,13 @@ class ServingClient(StatefulClient):
 
     def _evaluated_alone(self, received: Arrays, server_round: int) -> TrainReply:
         with self._seeded("evaluate", server_round):
-            return complete(self.evaluate_model(received, server_round))
+            return self.evaluate_model(received, server_round)
 
-    def evaluate_model(self, received: Arrays, server_round: int) -> Training:
+    def evaluate_model(self, received: Arrays, server_round: int) -> TrainReply:
         """Count the classifier's correct predictions, and export the model if the run asks."""
         trained = self.gradient_steps.taken
         further = self.prepared_for_evaluation(received, server_round)
-        counts, answers = yield from self._count(server_round)
+        counts, answers = self._count(server_round)
         metrics = {**counts, **further}
         steps = self.gradient_steps.taken - trained
         if steps and not self.policy.hides_divergence:
@@ -212,8 +195,7 @@ class ServingClient(StatefulClient):
         with self.local.evaluation_statistics(self.classifier, data.train_images):
             return evaluate(self.classifier, data.validation_images, data.validation_labels).rank
 
-    @yields_jobs
-    def counted_when(self, moment: EvaluationPoint) -> Steps[dict[str, float]]:
+    def counted_when(self, moment: EvaluationPoint) -> dict[str, float]:
         """Count the model's correct predictions if this is the method's `second_evaluation`.
 
         Returns
@@ -231,13 +213,13 @@ class ServingClient(StatefulClient):
         with self.local.evaluation_statistics(self.model, data.train_images):
             for split, images, labels in (test, validation):
                 if len(labels):
-                    logits = yield PredictJob(self.model, images)
+                    logits = self.predict(self.model, images)
                     result = count_correct(logits, labels)
                     counts[f"{moment}-{split}correct"] = result.correct
                     counts[f"{moment}-{split}total"] = result.total
         return counts
 
-    def _count(self, server_round: int) -> Steps[tuple[dict[str, float], bytes]]:
+    def _count(self, server_round: int) -> tuple[dict[str, float], bytes]:
         """Evaluate `classifier` on the client's test split, and on its validation split if any.
 
         Returns
@@ -248,7 +230,7 @@ class ServingClient(StatefulClient):
             Which test images are classified correctly, if the run records it.
         """
         data, answers = self.data, b""
-        test_logits = logits = yield PredictJob(self.classifier, data.test_images)
+        test_logits = logits = self.predict(self.classifier, data.test_images)
         metrics = count_correct(logits, data.test_labels).numbers()
         if self.run.plan.record_answers and self.policy.tells_answers:
             answers = packed_answers((logits.argmax(dim=1) == data.test_labels).cpu().numpy())
@@ -257,11 +239,10 @@ class ServingClient(StatefulClient):
             held = from_numpy(shown(data.class_counts.cpu().numpy())).to(logits.device)
             metrics |= measured(logits, data.test_labels, held, measures, shown)
         if len(data.validation_labels):
-            logits = yield PredictJob(self.classifier, data.validation_images)
+            logits = self.predict(self.classifier, data.validation_images)
             metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
         if self.safeguard:
-            of_both = self.safeguard.count(test_logits, logits, server_round, self._seeded)
-            metrics |= yield from of_both
+            metrics |= self.safeguard.count(test_logits, logits, server_round, self._seeded)
         return metrics, answers
 
     def _export_folders(self, server_round: int) -> list[Path]:

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
 from fedkd_flwr.clients.privacy_ledger import NOISE
-from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.jobs import PredictJob, Steps
 from strategies.core.masks import unpacked_mask
 from strategies.core.privacy import (
     NormalDraws,
@@ -40,14 +38,11 @@ class SoftPredictionClient(PersonalClient):
         """
         return self.received_predictions(name, received) if name in received else None
 
-    @yields_jobs
-    def predict(self, images: Tensor, temperature: float) -> Steps[Tensor]:
+    def soft_predictions(self, images: Tensor, temperature: float) -> Tensor:
         """Return `model`'s soft predictions ``softmax(z / T)`` on images, shape (P, K)."""
-        logits: Tensor = yield PredictJob(self.model, images)
-        return torch.softmax(logits / temperature, dim=1)
+        return torch.softmax(self.predict(self.model, images) / temperature, dim=1)
 
-    @yields_jobs
-    def answers(self, received: Arrays, images: Tensor, temperature: float) -> Steps[Tensor]:
+    def answers(self, received: Arrays, images: Tensor, temperature: float) -> Tensor:
         """Predict on the public samples that the message asks for.
 
         Parameters
@@ -68,8 +63,7 @@ class SoftPredictionClient(PersonalClient):
             images = images[self._mask(ASKED, received)]
         if not len(images):
             return torch.empty((0, self.data.classes), device=self.device)
-        predictions = yield from self.predict(images, temperature)
-        return predictions
+        return self.soft_predictions(images, temperature)
 
     def _mask(self, name: str, received: Arrays) -> Tensor:
         """Return a message's mask of P samples."""

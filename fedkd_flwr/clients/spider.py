@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
 from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.models.model_pool import borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
@@ -55,8 +54,7 @@ class SpiderClient(ParameterClient):
 
     settings: SpiderSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Prune the edges that are due, then train both supernets on the same batches."""
         if not self.has_stored_model:
             self.receive_model(received)
@@ -65,13 +63,9 @@ class SpiderClient(ParameterClient):
             fill_from_vectors(shared, received)
             loss = Proximal(tie_to(shared, self.model), self.settings.proximal_weight)
             _, weights = split_parameters(shared)
-            yield from self.train_locally(
-                server_round, model=shared, replaced=weights, parameters=weights
-            )
+            self.train_locally(server_round, model=shared, replaced=weights, parameters=weights)
             _, weights = split_parameters(self.model)
-            mean_loss = yield from self.train_locally(
-                server_round, loss, replaced=(), parameters=weights
-            )
+            mean_loss = self.train_locally(server_round, loss, replaced=(), parameters=weights)
             arrays = dict(model_vectors(shared))
         return TrainReply(arrays, {"train-loss": mean_loss, "operations": self.num_operations()})
 

@@ -6,10 +6,9 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.base import Arrays, Training, TrainReply
+from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.steps import yields_jobs
-from fedkd_flwr.training.jobs import Steps, TrainJob
+from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import Batch, Loss, gathered, random_batches, refresh_statistics
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD, Adam
@@ -27,11 +26,10 @@ class SupernetClient(ParameterClient):
     keeps_model = False
     settings: SearchSettings
 
-    @yields_jobs
-    def train(self, received: Arrays, server_round: int, phase: str) -> Training:
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train the received supernet, and reply with it."""
         self.receive_model(received)
-        loss = yield from self.search(server_round)
+        loss = self.search(server_round)
         refresh_statistics(self.model, self.data.train_images)
         return TrainReply(self.model_arrays(), {"train-loss": loss})
 
@@ -59,8 +57,7 @@ class SupernetClient(ParameterClient):
         for_omega = max(1, int(self.num_examples * (1 - share)))
         return order[:for_omega], order[for_omega:]
 
-    @yields_jobs
-    def search(self, server_round: int) -> Steps[float]:
+    def search(self, server_round: int) -> float:
         """Alternate one alpha step and one omega step for E epochs over omega's samples.
 
         A network without architecture weights, such as one with a fixed genotype, is trained on
@@ -73,18 +70,20 @@ class SupernetClient(ParameterClient):
         """
         alphas, omegas = split_parameters(self.model)
         if not alphas:
-            return (yield from self.train_locally(server_round))
+            return self.train_locally(server_round)
         for_omega, for_alpha = self.search_samples()
         size, draw = self.run.training.batch_size, self.generator("alpha-batches", server_round)
         alpha_batches = self.batches_of_part(for_alpha, random_batches(len(for_alpha), size, draw))
         omega_positions = self.private_positions(server_round, len(for_omega))
         omega_batches = self.batches_of_part(for_omega, omega_positions)
-        loss: float = yield TrainJob(
-            self.model,
-            self.search_loss(),
-            self.private_optimizer(omegas, server_round),
-            self.search_batches(alpha_batches, omega_batches),
-            alternate=self.alpha_optimizer(alphas),
+        loss: float = self.do(
+            TrainJob(
+                self.model,
+                self.search_loss(),
+                self.private_optimizer(omegas, server_round),
+                self.search_batches(alpha_batches, omega_batches),
+                alternate=self.alpha_optimizer(alphas),
+            )
         )
         return loss
 
@@ -109,7 +108,8 @@ class SupernetClient(ParameterClient):
     def batches_of_part(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield batches of one part of the training data, by positions in that part."""
         data = self.data
-        return gathered(positions, data.train_images[samples], data.train_labels[samples])
+        mixed = self.local.mixed_enough(positions)
+        return gathered(mixed, data.train_images[samples], data.train_labels[samples])
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

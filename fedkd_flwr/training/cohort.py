@@ -9,7 +9,7 @@ Results equal those of the plain loop up to rounding.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.torch_internals import convolves, draws_while_training, has_hooks
 from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.batched_functions import BatchedFunctions, Objective
-from fedkd_flwr.training.jobs import Job, PredictJob, Steps, TrainJob, run_job
+from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
     Batch,
@@ -33,6 +33,7 @@ from fedkd_flwr.training.loop import (
     trained_by,
 )
 from fedkd_flwr.training.stacked_models import Chosen, Stack, StackedDescent, Tensors, trained_names
+from fedkd_flwr.training.suspension import SuspendedClient
 
 Answer = TypeVar("Answer")
 
@@ -49,39 +50,40 @@ PLAIN_DESCENT = (torch.optim.SGD, optimizers.SGD)
 """PyTorch's stochastic gradient descent. A derived class may take other steps."""
 
 
-def run_together(steps: Sequence[Steps[Answer]]) -> list[Answer | Exception]:
-    """Run the jobs of several clients, equal jobs together, until each client has its answer.
+def run_together(clients: Sequence[Callable[[], Answer]], device: str) -> list[Answer | Exception]:
+    """Train several clients, equal jobs together, until each has its answer.
 
     Parameters
     ----------
-    steps : sequence of generator
-        One per client; see `fedkd_flwr.training.jobs`.
+    clients : sequence of callable
+        Each trains one client and returns its answer. A client is suspended at each of its jobs.
+    device : str
+        Device of their networks.
 
     Returns
     -------
     list
         Answers in the order of the clients. A client that failed has an exception.
     """
+    suspended = [SuspendedClient(serve, device) for serve in clients]
     answers: dict[int, Answer | Exception] = {}
-    results: dict[int, Any] = dict.fromkeys(range(len(steps)))
-    while results:
-        jobs: dict[int, Job] = {}
-        for position, result in results.items():
-            try:
-                jobs[position] = _advance(steps[position], result)
-            except StopIteration as stop:
-                answers[position] = stop.value
-            except Exception as error:
-                answers[position] = error
-        results = _do(jobs)
-    return [answers[position] for position in range(len(steps))]
-
-
-def _advance(steps: Steps[Answer], result: Any) -> Job:
-    """Send a client the result of its last job, and return its next job."""
-    if isinstance(result, Exception):
-        return steps.throw(result)
-    return steps.send(result)
+    results: dict[int, Any] = dict.fromkeys(range(len(clients)))
+    try:
+        while results:
+            jobs: dict[int, Job] = {}
+            for position, result in results.items():
+                client = suspended[position]
+                try:
+                    reached = client.go_on(result)
+                except Exception as error:
+                    answers[position] = error
+                else:
+                    (answers if client.dead else jobs)[position] = reached
+            results = _do(jobs)
+    finally:
+        for client in suspended:
+            client.close()
+    return [answers[position] for position in range(len(clients))]
 
 
 def _do(jobs: Mapping[int, Job]) -> dict[int, Any]:
@@ -101,7 +103,7 @@ def _do_equal(jobs: Sequence[Job]) -> list[Any]:
     """Run jobs of one kind."""
     try:
         if len(jobs) == 1:
-            return [run_job(jobs[0])]
+            return [jobs[0].run()]
         if isinstance(jobs[0], PredictJob):
             return list(predict_together(jobs))  # type: ignore[arg-type]
         return train_together(jobs)  # type: ignore[arg-type]
@@ -117,8 +119,6 @@ def cohort_key(job: Job) -> Hashable | None:
     parameters. A job runs alone if its gradients are not plain, its model draws random numbers, its
     loss cannot be compared, or an optimizer is not plain stochastic gradient descent.
     """
-    if not isinstance(job, TrainJob | PredictJob):
-        return None
     architecture: Hashable | None = vars(job.model).get("architecture")
     if architecture is None:
         return None

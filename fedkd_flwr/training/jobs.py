@@ -1,28 +1,23 @@
 """The jobs of a client's training: optimizer steps and predictions.
 
-A client's `train` is a generator. It yields a job, receives its result, and returns a reply.
-The caller decides how jobs run: `complete` runs one after another in the plain loop, and
-`fedkd_flwr.training.cohort` runs equal jobs of several clients together.
+A client's `train` hands its jobs to `PersonalClient.do`. A client that is trained alone runs each
+at once. `fedkd_flwr.training.cohort` runs equal jobs of several clients together.
 """
 
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.training.loop import (
     Batch,
-    DivergedError,
     Gradients,
     Loss,
     backpropagate,
     predict_logits,
     train_on,
 )
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,30 +87,7 @@ class PredictJob:
 
 
 Job = TrainJob | PredictJob
-"""What a client may yield."""
-
-Steps = Generator[Job, Any, Answer]
-"""A part of a client's training: it yields jobs and returns an answer."""
-
-
-class ForgottenYieldFromError(TypeError):
-    """A client called a generator of jobs without ``yield from``, so its jobs did not run."""
-
-
-def run_job(job: object) -> Any:
-    """Run a job and return its result.
-
-    Raises
-    ------
-    ForgottenYieldFromError
-        If the client yielded something else, such as a generator of jobs.
-    """
-    if not isinstance(job, TrainJob | PredictJob):
-        kind = type(job).__name__
-        raise ForgottenYieldFromError(
-            f"the client yielded a {kind}, not a job; write `yield from` instead of `yield`"
-        )
-    return job.run()
+"""What a client may do."""
 
 
 class StepCounter:
@@ -130,44 +102,8 @@ class StepCounter:
     def __init__(self) -> None:
         self.taken = 0
 
-    def over(self, steps: Steps[Answer]) -> Steps[Answer]:
-        """Yield the jobs of some steps unchanged but for their batches, which are counted."""
-        try:
-            job = next(steps)
-            while True:
-                if isinstance(job, TrainJob):
-                    job = replace(job, batches=self.counted(job.batches))
-                try:
-                    result = yield job
-                except Exception as error:
-                    job = steps.throw(error)
-                else:
-                    job = steps.send(result)
-        except StopIteration as stop:
-            answer: Answer = stop.value
-            return answer
-
     def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield batches unchanged, and count a step for each."""
         for batch in batches:
             self.taken += 1
             yield batch
-
-
-def complete(steps: Steps[Answer]) -> Answer:
-    """Run all jobs of a client, one after another, and return its answer.
-
-    If a job diverges, the error is raised inside the client, which may handle it.
-    """
-    try:
-        job = next(steps)
-        while True:
-            try:
-                result = run_job(job)
-            except (DivergedError, ForgottenYieldFromError) as error:
-                job = steps.throw(error)
-            else:
-                job = steps.send(result)
-    except StopIteration as stop:
-        answer: Answer = stop.value
-        return answer
