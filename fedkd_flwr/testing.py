@@ -28,8 +28,8 @@ from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.custom_objects.naming import STRATEGY, name_objects
 from fedkd_flwr.engines import flower_log_level, resolve_output
+from fedkd_flwr.engines.in_process import ClientCall, InProcessGrid
 from fedkd_flwr.engines.starting import resumed
-from fedkd_flwr.grids.in_process import ClientCall, InProcessGrid
 from fedkd_flwr.methods import Method, find_method
 from fedkd_flwr.models.registry import DARTS
 from fedkd_flwr.runs import Run

@@ -18,7 +18,7 @@ from fedkd_flwr.clients.fedproto import TowardsPrototypes
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
 from fedkd_flwr.models.features import fold_into, with_common_width
 from fedkd_flwr.models.model_pool import Architecture

@@ -13,7 +13,7 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import deployment, run_deployment, simulation
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.rounds import Observer

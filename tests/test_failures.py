@@ -17,7 +17,7 @@ from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import flower_log_level
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import RowObserver

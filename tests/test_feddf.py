@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.data.registry import DataError
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.server_app import main
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core.client_info import ClientInfo

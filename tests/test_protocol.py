@@ -13,8 +13,7 @@ import fedkd_flwr
 from fedkd_flwr.clients.fedfomo import FedFomoClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.model_pool import borrowed
-from fedkd_flwr.training.fine_tuning import keep_best_epoch
-from fedkd_flwr.training.loop import DivergedError, count_correct
+from fedkd_flwr.training.loop import DivergedError, count_correct, keep_best_epoch
 from strategies.lg_fedavg import LGFedAvg
 
 

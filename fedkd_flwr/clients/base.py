@@ -33,10 +33,22 @@ from fedkd_flwr.models.model_pool import (
     plain_copy,
 )
 from fedkd_flwr.models.vectors import fill_model
-from fedkd_flwr.training.divergence import train_unless_it_diverges, undone_if_it_diverges
-from fedkd_flwr.training.fine_tuning import keep_best_epoch
-from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob
-from fedkd_flwr.training.loop import Batch, Loss, epoch_batches, gathered, seeded, train_on
+from fedkd_flwr.training.jobs import (
+    Job,
+    PredictJob,
+    TrainJob,
+    train_unless_it_diverges,
+    undone_if_it_diverges,
+)
+from fedkd_flwr.training.loop import (
+    Batch,
+    Loss,
+    epoch_batches,
+    gathered,
+    keep_best_epoch,
+    seeded,
+    train_on,
+)
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
@@ -395,7 +407,8 @@ class PersonalClient(ServingClient):
 
     def batches_at(self, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield private batches of images and labels by their positions."""
-        return gathered(positions, self.data.train_images, self.data.train_labels)
+        data, mixed = self.data, self.local.mixed_enough(positions)
+        return gathered(mixed, data.train_images, data.train_labels)
 
     def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
         """Yield the positions of a round's batches.
@@ -407,7 +420,7 @@ class PersonalClient(ServingClient):
         num_samples : int
             Number of samples to draw from.
         """
-        return self.local.positions(num_samples, server_round)
+        return iter(self.local.mixed_enough(self.local.positions(num_samples, server_round)))
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""
