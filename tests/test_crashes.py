@@ -305,6 +305,8 @@ TestInterruptedRun.settings = hypothesis.settings(
     stateful_step_count=6,
     deadline=None,
     derandomize=True,
+    # Six steps are short enough to read without minutes of shrinking.
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 
