@@ -252,7 +252,11 @@ def server_checkpoint(path, times):
     return "server" in path.name and times == 2
 
 
-def client_memory(path, times):
+def shared_memories(path, times):
+    return path.parent.parent.name == "together" and "round-000002" in path.name
+
+
+def node_memory(path, times):
     return path.parent.parent.name == "2" and "round-000002" in path.name
 
 
@@ -261,10 +265,10 @@ CUTS = {
     "in rounds.jsonl": cut_in_line("rounds.jsonl"),
     "in the server's checkpoint": cut_in_safetensors(server_checkpoint, half=True),
     "before the server's checkpoint is in place": cut_in_safetensors(server_checkpoint, half=False),
-    "in a client's memory": cut_in_safetensors(client_memory, half=True),
-    "before a client's memory is in place": cut_in_safetensors(client_memory, half=False),
-    "in a node's memory": cut_in_safetensors(client_memory, half=True),
-    "before a node's memory is in place": cut_in_safetensors(client_memory, half=False),
+    "in the clients' memories": cut_in_safetensors(shared_memories, half=True),
+    "before the clients' memories are in place": cut_in_safetensors(shared_memories, half=False),
+    "in a node's memory": cut_in_safetensors(node_memory, half=True),
+    "before a node's memory is in place": cut_in_safetensors(node_memory, half=False),
     "in the header of a matrix": cut_in_matrix(0.1),
     "in a matrix": cut_in_matrix(0.9),
     "after a matrix": cut_in_matrix(1.0),
@@ -435,7 +439,8 @@ def full_in_checkpoint(monkeypatch, name):
 
     def refuse(arrays, path, metadata):
         seen.append(path.name)
-        is_meant = name in path.name and seen.count(path.name) == 2
+        # The first checkpoint of the server is of round 1.
+        is_meant = name in path.name and seen.count(path.name) == 1 + (name == "server")
         with file_size_limit(100) if is_meant else contextlib.nullcontext():
             return save(arrays, path, metadata)
 
@@ -448,6 +453,7 @@ def full_in_checkpoint(monkeypatch, name):
         (full_in_line, "clients.jsonl"),
         (full_in_line, "rounds.jsonl"),
         (full_in_checkpoint, "server"),
+        (full_in_checkpoint, "round-000002"),
     ],
 )
 def test_a_full_disk_stops_the_run_and_it_can_continue_later(
@@ -464,7 +470,7 @@ def test_a_nodes_full_disk_drops_that_node_with_its_reason(settings, tmp_path, m
     save = files.save_file
 
     def refuse(arrays, path, metadata):
-        with file_size_limit(100) if client_memory(path, 1) else contextlib.nullcontext():
+        with file_size_limit(100) if node_memory(path, 1) else contextlib.nullcontext():
             return save(arrays, path, metadata)
 
     monkeypatch.setattr(files, "save_file", refuse)

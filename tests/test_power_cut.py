@@ -188,7 +188,7 @@ CUT = (
     "checkpoint/server.safetensors",
     "checkpoint/notes.safetensors",
     "checkpoint/notes-copy.safetensors",
-    "checkpoint/clients/*/round-000002.safetensors",
+    "checkpoint/clients/*/*/round-000002.safetensors",
 )
 """Files of a run that was stopped after its second round, by pattern."""
 

@@ -10,6 +10,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,6 @@ from fedkd_flwr.memory import (
     forget_old_runs,
     locked,
     own_context,
-    read_numbers,
     round_of,
 )
 from strategies.core.plan import Settings
@@ -58,6 +59,11 @@ class StatefulClient(NumPyClient):
 
     keeps_model = True
     """Whether the client keeps its model between rounds instead of receiving one in each round."""
+
+    @classmethod
+    def keeps_state(cls, run: RunConfig) -> bool:
+        """Return whether the clients of a run keep anything from one message to the next."""
+        return cls.keeps_model or bool(run.dp_sgd.noise_multiplier) or run.plan.safeguard.is_on
 
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
@@ -178,8 +184,7 @@ class StatefulClient(NumPyClient):
             return
         # What is damaged has no use, whoever wrote it.
         with suppress(DamagedMemoryError):
-            if newest := folder.newest():
-                self._require_own(Memory(numbers=read_numbers(newest)))
+            self._require_own(Memory(numbers=folder.numbers()))
 
     def _require_own(self, memory: Memory) -> None:
         """Refuse to replace or to use the memory of another run or of other settings."""
@@ -198,15 +203,16 @@ class StatefulClient(NumPyClient):
     def _keep(self, server_round: int) -> None:
         """Keep the memory in the context and on disk. A message that fails before keeps nothing."""
         self._kept_in.keep(self.memory)
-        folder = self.memory_folder
-        if folder is None:
-            return
-        # Where one process has all clients, the run directory waits for the disk once a round.
+        folder, is_new = self.memory_folder, self.request.trained_rounds > 0
         on_node = not self._kept_in.is_in_process
+        # Where one process has all clients, the run directory writes one file for the round. The
+        # rounds of a new client that joins after the training are its own.
+        if folder is None or not (on_node or is_new) or not self.memory.holds_state:
+            return
         rounds = self.run.keep_rounds if self.policy.trust_server else ROUNDS_KEPT
-        folder.write(self.memory, rounds, on_node, self._replaceable)
+        folder.write(self.memory, rounds, self._replaceable)
+        folder.sync(server_round)
         if on_node:
-            folder.sync(server_round)
             forget_old_runs(folder, self.node.runs_kept)
 
 
@@ -216,8 +222,38 @@ def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str
     The id comes in a message. By it alone, a run could continue from a model that another run
     trained without noise, and account for its own noise only.
     """
+    return _owner(run_id, SameObjects(run, settings))
+
+
+@dataclass(frozen=True, eq=False)
+class SameObjects:
+    """The configs of a run as the key of a cache, compared by identity: nobody changes them.
+
+    Attributes
+    ----------
+    run : RunConfig
+        The run config.
+    settings : Settings
+        The settings of the method.
+    """
+
+    run: RunConfig
+    settings: Settings
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SameObjects):
+            return False
+        return self.run is other.run and self.settings is other.settings
+
+    def __hash__(self) -> int:
+        return hash((id(self.run), id(self.settings)))
+
+
+@lru_cache(maxsize=4)
+def _owner(run_id: str, configs: SameObjects) -> dict[str, float]:
+    run = configs.run
     trained = run.strategy, run.dp_sgd, run.training, run.models, run.plan.seed
-    text = repr((run_id, *trained, settings))
+    text = repr((run_id, *trained, configs.settings))
     digest = hashlib.sha256(text.encode()).digest()
     # Integers of six bytes are exact in a float.
     return {str(n): float(int.from_bytes(digest[n : n + 6])) for n in range(0, 30, 6)}

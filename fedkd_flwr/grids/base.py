@@ -1,10 +1,12 @@
 """The base class of this package's grids, and their estimate of a run's duration."""
 
+from collections.abc import Mapping
 from logging import WARNING
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedkd_flwr.memory import Memory
 from strategies.core.flower import log
 
 SHORTEST_SAID = 60.0
@@ -66,6 +68,10 @@ class MessageGrid(Grid):
 
     duration: DurationEstimate | None = None
     """Is informed when clients have trained, if a run set it."""
+
+    def memories(self) -> Mapping[int, Memory]:
+        """Return the memories of clients in this process by partition-id; of others, none."""
+        return {}
 
     def create_message(
         self,

@@ -1,34 +1,32 @@
 """What a client remembers between messages, in Flower's context and in a folder."""
 
-from fedkd_flwr.memory.context import InProcessContext, own_context
+from fedkd_flwr.memory.context import InProcessContext, memories_in, own_context
 from fedkd_flwr.memory.folder import (
     PROGRESS,
     ROUNDS_KEPT,
     RUNS_KEPT,
-    DamagedMemoryError,
     ForgottenRunError,
     MemoryFolder,
     forget_old_runs,
-    read_numbers,
-    require_readable,
-    round_of,
 )
 from fedkd_flwr.memory.lock import locked
 from fedkd_flwr.memory.memory import Memory
+from fedkd_flwr.memory.round_files import TOGETHER, DamagedMemoryError, SharedFolder, round_of
 
 __all__ = [
     "PROGRESS",
     "ROUNDS_KEPT",
     "RUNS_KEPT",
+    "TOGETHER",
     "DamagedMemoryError",
     "ForgottenRunError",
     "InProcessContext",
     "Memory",
     "MemoryFolder",
+    "SharedFolder",
     "forget_old_runs",
     "locked",
+    "memories_in",
     "own_context",
-    "read_numbers",
-    "require_readable",
     "round_of",
 ]

@@ -48,6 +48,11 @@ class Memory:
         """Which start of the run the last round was after, counted from 1."""
         return int(self.load_numbers(ROUND).get("start", 1))
 
+    @property
+    def holds_state(self) -> bool:
+        """Whether it holds more than the round and the run, and so belongs on disk."""
+        return bool(self.tensors or self.numbers.keys() - {ROUND, OWNER})
+
     def draft(self) -> "Memory":
         """Return a copy that a message may change. Afterwards one of the two replaces the other."""
         return Memory(self.tensors, self.numbers)
