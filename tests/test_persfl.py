@@ -51,9 +51,9 @@ def teacher_after(losses, small, monkeypatch, **changes):
             for parameter in client.model.parameters():
                 parameter.fill_(server_round)
         client.consider_teacher(server_round)
-    teacher = client.memory.load("teacher")
+    teacher = client.state.teacher
     (held,) = {float(value) for tensor in teacher.values() for value in tensor.flatten()}
-    chosen = client.memory.load_numbers("teacher-choice")["round"]
+    chosen = client.state.teacher_choice["round"]
     assert held == chosen
     return chosen
 
@@ -263,8 +263,8 @@ def kept_pair(results, small, monkeypatch):
         for pair in results
     ]
     assert counts.tolist() == expected
-    choice = client.memory.load_numbers("choice")
-    kept = client.memory.load("personalized")
+    choice = client.state.choice
+    kept = client.state.personalized
     assert all((value == choice["lambda"]).all() for value in kept.values())
     return choice["lambda"]
 

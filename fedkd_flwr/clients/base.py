@@ -128,9 +128,9 @@ class PersonalClient(ServingClient):
     @cached_property
     def model(self) -> nn.Module:
         """The client's stored model, or a new one with the initial weights of its partition-id."""
-        model = borrow(self.architecture)
-        if not self.memory.load_model("model", model) and self.keeps_model:
-            fill_model(model, self._initial_weights())
+        model, stored = borrow(self.architecture), self.stored_model
+        if stored or self.keeps_model:
+            fill_model(model, stored or self._initial_weights())
         return model
 
     @property

@@ -11,13 +11,13 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.client import NumPyClient
-from torch import nn
+from torch import Tensor, nn
 
 from fedkd_flwr.clients.local_training import local_training
 from fedkd_flwr.clients.node import read_node
@@ -29,12 +29,18 @@ from fedkd_flwr.memory import (
     DamagedMemoryError,
     Memory,
     MemoryFolder,
+    StoredState,
     forget_old_runs,
     locked,
     own_context,
     round_of,
 )
+from fedkd_flwr.memory import State as MethodState
 from strategies.core.plan import Settings
+from strategies.core.state import saved_fields
+
+OF_A_MESSAGE = ("request", "model", "_replaceable")
+"""Attributes that may be set while a message is served. The model is stored after a training."""
 
 
 class StatefulClient(NumPyClient):
@@ -53,6 +59,8 @@ class StatefulClient(NumPyClient):
     ----------
     memory : Memory
         What the client remembers; changes are kept at the end of a train message.
+    state : State
+        What the method's client keeps of its own, as declared by its class `State`.
     request : Request
         The message that is served.
     """
@@ -60,10 +68,43 @@ class StatefulClient(NumPyClient):
     keeps_model = True
     """Whether the client keeps its model between rounds instead of receiving one in each round."""
 
+    @dataclass(kw_only=True)
+    class State(MethodState):
+        """What the client keeps besides its model and momentum; methods add fields."""
+
+    def begin(self) -> State:
+        """Return the state before the first training."""
+        return self.State()
+
+    @property
+    def state(self) -> Any:
+        """The client's state. What is assigned to its fields is kept with a train message."""
+        return self._stored_state.value
+
+    @cached_property
+    def _stored_state(self) -> StoredState:
+        return StoredState(self.State, self.memory, self.run.torch_device, self.begin)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; while a message is served, none that would be lost after it.
+
+        Raises
+        ------
+        AttributeError
+            If it would be lost.
+        """
+        if "request" in vars(self) and self.request.server_round and name not in OF_A_MESSAGE:
+            raise AttributeError(
+                f"`{name}` would not survive this message; declare it in the state, or use a "
+                "local variable"
+            )
+        super().__setattr__(name, value)
+
     @classmethod
     def keeps_state(cls, run: RunConfig) -> bool:
         """Return whether the clients of a run keep anything from one message to the next."""
-        return cls.keeps_model or bool(run.dp_sgd.noise_multiplier) or run.plan.safeguard.is_on
+        keeps_own = cls.keeps_model or bool(saved_fields(cls.State))
+        return keeps_own or bool(run.dp_sgd.noise_multiplier) or run.plan.safeguard.is_on
 
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
@@ -84,9 +125,9 @@ class StatefulClient(NumPyClient):
         """Its model."""
 
     @property
-    def has_stored_model(self) -> bool:
-        """Whether the memory has the client's model of an earlier training."""
-        return "model" in self.memory.tensors
+    def stored_model(self) -> dict[str, Tensor] | None:
+        """The weights of the client's model after its last training, if it keeps them."""
+        return self.memory.load("model")
 
     @property
     def memory_folder(self) -> MemoryFolder | None:
@@ -141,6 +182,7 @@ class StatefulClient(NumPyClient):
         PolicyError
             If it is the memory of another run or of other settings.
         """
+        vars(self).pop("_stored_state", None)
         self._require_own_files()
         folder = self.memory_folder
         if folder and self._is_behind(folder, before_round):
@@ -171,6 +213,7 @@ class StatefulClient(NumPyClient):
         PolicyError
             If it is the memory of another run or of other settings.
         """
+        vars(self).pop("_stored_state", None)
         self._require_own(self.memory)
         self._require_own_files()
         self.memory.replace(Memory())
@@ -198,6 +241,8 @@ class StatefulClient(NumPyClient):
         """Note the trained model in the memory, before an evaluation changes it, and the round."""
         if self.keeps_model:
             self.memory.save_model("model", self.model)
+        if "_stored_state" in vars(self):
+            self._stored_state.save(self.memory)
         self.memory.note_round(server_round, self._owner, len(self.request.starts) or 1)
 
     def _keep(self, server_round: int) -> None:

@@ -12,6 +12,7 @@ from fedkd_flwr.memory.folder import (
 from fedkd_flwr.memory.lock import locked
 from fedkd_flwr.memory.memory import Memory
 from fedkd_flwr.memory.round_files import TOGETHER, DamagedMemoryError, SharedFolder, round_of
+from fedkd_flwr.memory.state import State, StoredState
 
 __all__ = [
     "PROGRESS",
@@ -24,6 +25,8 @@ __all__ = [
     "Memory",
     "MemoryFolder",
     "SharedFolder",
+    "State",
+    "StoredState",
     "forget_old_runs",
     "locked",
     "memories_in",

@@ -114,6 +114,11 @@ class Memory:
         """Return the numbers of a group, or an empty dictionary."""
         return self.numbers.get(group, {})
 
+    def forget(self, group: str) -> None:
+        """Remove a group, if there is one."""
+        if self.tensors.pop(group, None) is not None or self.numbers.pop(group, None) is not None:
+            self.changed.add(group)
+
     # ---- Models and optimizers -----------------------------------------------------------
 
     def save_model(self, group: str, model: nn.Module) -> None:

@@ -48,6 +48,11 @@ class EstimatorModel(nn.Module):
         Types, besides those that skops knows to be safe, that a stored state may have. By default,
         for a state that this client has written itself, all of the packages to which the estimator
         and its parts belong.
+
+    Attributes
+    ----------
+    was_fitted : bool
+        Whether this object was fitted, also in vain; a stored state does not count.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class EstimatorModel(nn.Module):
         self._trusted = trusted
         self._state: dict[str, Any] | None = {"estimator": None, "labels": np.arange(classes)}
         self._packed: Tensor | None = None
+        self.was_fitted = False
 
     @property
     def estimator(self) -> Any:
@@ -79,6 +85,7 @@ class EstimatorModel(nn.Module):
         weights : Tensor
             Shape (n,). Rows without weight are left out.
         """
+        self.was_fitted = True
         kept = (weights > 0).cpu().numpy()
         present, numbers = np.unique(labels.cpu().numpy()[kept], return_inverse=True)
         estimator = None
