@@ -60,9 +60,10 @@ def test_an_optimizers_whole_state_lives_on(name, small):
     for parameter in model.parameters():
         parameter.grad = parameter.detach().clone()
     first.step()
-    memory.save_optimizer("optimizer", first)
+    names = {own: f"model/{name}" for name, own in model.named_parameters()}
+    memory.save_momentum(first, names)
     second = build_optimizer(name, model.parameters(), 0.1, momentum=0.9)
-    memory.load_optimizer("optimizer", second)
+    memory.load_momentum(second, names)
     before, after = (optimizer.state_dict()["state"] for optimizer in (first, second))
     assert before and before.keys() == after.keys()
     for position, state in before.items():

@@ -267,3 +267,12 @@ def test_a_run_moves_from_one_engine_to_another_and_back(small, tmp_path):
     serve(InProcessGrid(app, 4, configuration.flat()), configuration)
     finished = fedkd_flwr.resume(cut.path, num_server_rounds=4)
     assert list(finished.clients["loss"]) == list(whole.clients["loss"])
+
+
+def test_a_run_of_before_the_format_of_memories_changed_is_refused(small, tmp_path, monkeypatch):
+    settings = {**small, "strategy": "local", "models": "mlp"}
+    with monkeypatch.context() as before:
+        before.setattr("fedkd_flwr.clients.stateful.FORMAT", 1)
+        run = fedkd_flwr.run({**settings, "num-server-rounds": 1}, output_dir=tmp_path / "run")
+    with pytest.raises(Exception, match="another version of fedkd-flwr; start a new run"):
+        fedkd_flwr.resume(run.path, num_server_rounds=2)

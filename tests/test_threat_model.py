@@ -244,7 +244,7 @@ def continue_from_a_model_without_noise(silo):
     noisy = {"dp-sgd-noise-multiplier": 2.0}
     for changes in (noisy, NOISE, {**alone, **noisy}):
         answer = silo.send(message={"run-id": "aa", "server-round": 2}, **changes)
-        assert "remembers the run with another id or other settings" in answer
+        assert "remembers the run with another id, other settings" in answer
     assert isinstance(silo.send(message={"run-id": "bb"}, **noisy), Message)
     assert isinstance(silo.send(message={"run-id": "aa", "server-round": 2}, **alone), Message)
 

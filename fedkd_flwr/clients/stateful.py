@@ -43,6 +43,10 @@ OF_A_MESSAGE = ("request", "model", "_replaceable")
 """Attributes that may be set while a message is served. The model is stored after a training."""
 
 
+FORMAT = 2
+"""Version of what a memory holds. Format 1 had momentum by the places of parameters."""
+
+
 class StatefulClient(NumPyClient):
     """A client with its memory. `fedkd_flwr.clients.serving.ServingClient` has the messages.
 
@@ -233,7 +237,8 @@ class StatefulClient(NumPyClient):
         """Refuse to replace or to use the memory of another run or of other settings."""
         if not memory.belongs_to(self._owner):
             reason = (
-                "this node remembers the run with another id or other settings; start a new run"
+                "this node remembers the run with another id, other settings or another version of "
+                "fedkd-flwr; start a new run"
             )
             raise PolicyError(reason)
 
@@ -298,7 +303,7 @@ class SameObjects:
 def _owner(run_id: str, configs: SameObjects) -> dict[str, float]:
     run = configs.run
     trained = run.strategy, run.dp_sgd, run.training, run.models, run.plan.seed
-    text = repr((run_id, *trained, configs.settings))
+    text = repr((FORMAT, run_id, *trained, configs.settings))
     digest = hashlib.sha256(text.encode()).digest()
     # Integers of six bytes are exact in a float.
     return {str(n): float(int.from_bytes(digest[n : n + 6])) for n in range(0, 30, 6)}
