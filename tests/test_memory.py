@@ -3,6 +3,7 @@
 import pytest
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
+from helpers import client_of
 from safetensors.torch import save_file
 
 import fedkd_flwr
@@ -126,22 +127,21 @@ def test_a_memory_of_any_round_belongs_to_its_run():
     assert memory.belongs_to({"0": 1.0}) and not memory.belongs_to({"0": 2.0})
 
 
-@pytest.mark.parametrize("rounds_kept", [2, 4])
-def test_the_last_rounds_of_a_client_are_kept(rounds_kept, tmp_path):
+def test_the_last_two_rounds_of_a_client_are_kept(tmp_path):
     folder, rounds = MemoryFolder(tmp_path / "run"), [1, 4, 5, 9, 12]
     for server_round in rounds:
-        folder.write(learned(server_round, server_round), rounds_kept)
-    for server_round in rounds[-rounds_kept:]:
+        folder.write(learned(server_round, server_round))
+    for server_round in rounds[-2:]:
         found = folder.read(before_round=server_round + 1)
         assert found.load_numbers("numbers") == {"number": server_round}
-    assert len(list(folder.path.iterdir())) == rounds_kept
+    assert len(list(folder.path.iterdir())) == 2
 
 
 def test_a_repeated_round_replaces_its_file_and_later_ones(tmp_path):
     folder = MemoryFolder(tmp_path / "run")
     for server_round in (3, 4, 5):
-        folder.write(learned(server_round, server_round), rounds_kept=3)
-    folder.write(learned(40, 4), rounds_kept=3)
+        folder.write(learned(server_round, server_round))
+    folder.write(learned(40, 4))
     assert folder.read(before_round=9).load_numbers("numbers") == {"number": 40}
     assert folder.newest() == folder.file(4)
 
@@ -162,7 +162,7 @@ def test_a_shared_file_gives_back_what_was_written(kept, tmp_path):
     folder, other = SharedFolder.of_run(tmp_path, "ab12"), learned(7, 3)
     kept.note_round(3, {"0": 2.0**48 - 1})
     kept.save("odd", {"half": torch.ones(3, dtype=torch.float16), "empty": torch.zeros(0, 2)})
-    folder.write({1: kept, 20: other, 3: learned(5, 2), 4: Memory()}, 3, rounds_kept=2)
+    folder.write({1: kept, 20: other, 3: learned(5, 2), 4: Memory()}, 3)
     assert_same(folder.read("1", 3), kept)
     assert_same(MemoryFolder(tmp_path / "20" / "ab12").read(before_round=4), other)
     assert MemoryFolder(tmp_path / "2" / "ab12").read(before_round=4) is None
@@ -173,11 +173,11 @@ def test_shared_files_stay_while_a_kept_round_names_them(tmp_path):
     folder = SharedFolder.of_run(tmp_path, "ab12")
     for server_round in (1, 2, 3, 4):
         memories = {0: learned(1, 1), server_round: learned(2, server_round)}
-        folder.write(memories, server_round, rounds_kept=2)
-    folder.write({3: learned(3, 5)}, 5, rounds_kept=2)
+        folder.write(memories, server_round)
+    folder.write({3: learned(3, 5)}, 5)
     assert folder.files() == [folder.file(kept) for kept in (1, 2, 3, 4, 5)]
-    folder.write({n: learned(4, 6) for n in (0, 1, 2, 3)}, 6, rounds_kept=2)
-    folder.write({2: learned(5, 7)}, 7, rounds_kept=2)
+    folder.write({n: learned(4, 6) for n in (0, 1, 2, 3)}, 6)
+    folder.write({2: learned(5, 7)}, 7)
     assert folder.files() == [folder.file(kept) for kept in (4, 6, 7)]
     folder.keep_newest()
     assert folder.files() == [folder.file(kept) for kept in (4, 6, 7)]
@@ -185,7 +185,7 @@ def test_shared_files_stay_while_a_kept_round_names_them(tmp_path):
     folder.file(4).write_bytes(b"")
     with pytest.raises(DamagedMemoryError, match="is damaged"):
         folder.require_readable(8)
-    folder.write({n: learned(6, 3) for n in range(5)}, 3, rounds_kept=2)
+    folder.write({n: learned(6, 3) for n in range(5)}, 3)
     assert folder.newest() == folder.file(3)
 
 
@@ -198,7 +198,7 @@ def test_of_two_memories_of_a_round_the_one_after_more_starts_counts(tmp_path):
         if start == 2:
             own.write(memory)
         else:
-            shared.write({2: memory}, 4, rounds_kept=2)
+            shared.write({2: memory}, 4)
         assert own.read(5).load_numbers("numbers") == {"number": start}
     assert own.last_round(5) == 4 and own.numbers()["numbers"] == {"number": 3}
 
@@ -269,10 +269,24 @@ def test_a_run_moves_from_one_engine_to_another_and_back(small, tmp_path):
     assert list(finished.clients["loss"]) == list(whole.clients["loss"])
 
 
-def test_a_run_of_before_the_format_of_memories_changed_is_refused(small, tmp_path, monkeypatch):
-    settings = {**small, "strategy": "local", "models": "mlp"}
-    with monkeypatch.context() as before:
-        before.setattr("fedkd_flwr.clients.stateful.FORMAT", 1)
-        run = fedkd_flwr.run({**settings, "num-server-rounds": 1}, output_dir=tmp_path / "run")
-    with pytest.raises(Exception, match="another version of fedkd-flwr; start a new run"):
-        fedkd_flwr.resume(run.path, num_server_rounds=2)
+@pytest.mark.parametrize("strategy", ["local", "fedrep", "ditto"])
+def test_a_run_continues_from_momenta_by_place(strategy, small, tmp_path):
+    """Earlier versions wrote a file for each client, with a parameter's place as its name."""
+    settings = {**small, "strategy": strategy, "models": "mlp", "momentum": 0.9}
+    whole = fedkd_flwr.run({**settings, "num-server-rounds": 3}, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run({**settings, "num-server-rounds": 1}, output_dir=tmp_path / "run")
+    model = client_of(settings).model
+    folder, group = shared_folder(run), "head-optimizer" if strategy == "fedrep" else "optimizer"
+    for client in range(4):
+        memory = folder.read(str(client), 1)
+        momenta = memory.tensors.pop("optimizer")
+        stored = [f"model/{name}/momentum_buffer" for name, _ in model.named_parameters()]
+        in_order = [momenta[name] for name in stored if name in momenta]
+        memory.tensors[group] = {f"{n}/momentum_buffer": own for n, own in enumerate(in_order)}
+        MemoryFolder(folder.path.parents[1] / str(client) / run.run_id).write(memory)
+    folder.file(1).unlink()
+    resumed = fedkd_flwr.resume(run.path, num_server_rounds=3)
+    assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
+    kept = shared_folder(resumed).read("0", 3)
+    assert "head-optimizer" not in kept.tensors
+    assert all(name.startswith("model/") for name in kept.tensors["optimizer"])

@@ -25,7 +25,6 @@ from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import (
-    ROUNDS_KEPT,
     DamagedMemoryError,
     Memory,
     MemoryFolder,
@@ -41,10 +40,6 @@ from strategies.core.state import saved_fields
 
 OF_A_MESSAGE = ("request", "model", "_replaceable")
 """Attributes that may be set while a message is served. The model is stored after a training."""
-
-
-FORMAT = 2
-"""Version of what a memory holds. Format 1 had momentum by the places of parameters."""
 
 
 class StatefulClient(NumPyClient):
@@ -234,11 +229,14 @@ class StatefulClient(NumPyClient):
             self._require_own(Memory(numbers=folder.numbers()))
 
     def _require_own(self, memory: Memory) -> None:
-        """Refuse to replace or to use the memory of another run or of other settings."""
-        if not memory.belongs_to(self._owner):
+        """Refuse to replace or to use the memory of another run or of other settings.
+
+        Where one user owns everything, the server alone compares the settings of a continued run.
+        So a run of an earlier version, which described them by other keys, can be continued.
+        """
+        if not (self.policy.trust_server or memory.belongs_to(self._owner)):
             reason = (
-                "this node remembers the run with another id, other settings or another version of "
-                "fedkd-flwr; start a new run"
+                "this node remembers the run with another id or other settings; start a new run"
             )
             raise PolicyError(reason)
 
@@ -259,8 +257,7 @@ class StatefulClient(NumPyClient):
         # rounds of a new client that joins after the training are its own.
         if folder is None or not (on_node or is_new) or not self.memory.holds_state:
             return
-        rounds = self.run.keep_rounds if self.policy.trust_server else ROUNDS_KEPT
-        folder.write(self.memory, rounds, self._replaceable)
+        folder.write(self.memory, self._replaceable)
         folder.sync(server_round)
         if on_node:
             forget_old_runs(folder, self.node.runs_kept)
@@ -303,7 +300,7 @@ class SameObjects:
 def _owner(run_id: str, configs: SameObjects) -> dict[str, float]:
     run = configs.run
     trained = run.strategy, run.dp_sgd, run.training, run.models, run.plan.seed
-    text = repr((FORMAT, run_id, *trained, configs.settings))
+    text = repr((run_id, *trained, configs.settings))
     digest = hashlib.sha256(text.encode()).digest()
     # Integers of six bytes are exact in a float.
     return {str(n): float(int.from_bytes(digest[n : n + 6])) for n in range(0, 30, 6)}

@@ -3,7 +3,6 @@
 from fedkd_flwr.memory.context import InProcessContext, memories_in, own_context
 from fedkd_flwr.memory.folder import (
     PROGRESS,
-    ROUNDS_KEPT,
     RUNS_KEPT,
     ForgottenRunError,
     MemoryFolder,
@@ -11,7 +10,13 @@ from fedkd_flwr.memory.folder import (
 )
 from fedkd_flwr.memory.lock import locked
 from fedkd_flwr.memory.memory import Memory
-from fedkd_flwr.memory.round_files import TOGETHER, DamagedMemoryError, SharedFolder, round_of
+from fedkd_flwr.memory.round_files import (
+    ROUNDS_KEPT,
+    TOGETHER,
+    DamagedMemoryError,
+    SharedFolder,
+    round_of,
+)
 from fedkd_flwr.memory.state import State, StoredState
 
 __all__ = [

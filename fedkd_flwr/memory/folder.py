@@ -23,6 +23,7 @@ from fedkd_flwr.memory.lock import locked
 from fedkd_flwr.memory.memory import Memory
 from fedkd_flwr.memory.round_files import (
     MEMORIES,
+    ROUNDS_KEPT,
     DamagedMemoryError,
     SharedFolder,
     arrays_of_memory,
@@ -35,9 +36,6 @@ from strategies.core.flower import log
 
 PROGRESS = "progress-*.safetensors"
 """Pattern of the files with a client's progress within a long message, one for each round."""
-
-ROUNDS_KEPT = 2
-"""Number of a client's rounds whose memory is kept on disk."""
 
 RUNS_KEPT = 5
 """Number of runs whose memory is kept on disk, if the node config has no ``keep-runs``."""
@@ -83,7 +81,6 @@ class MemoryFolder:
     def write(
         self,
         memory: Memory,
-        rounds_kept: int = ROUNDS_KEPT,
         replaceable: Collection[Path] | None = None,
     ) -> None:
         """Write a memory as that of its round, completely or not at all; `sync` makes it last.
@@ -92,8 +89,6 @@ class MemoryFolder:
         ----------
         memory : Memory
             With its round noted.
-        rounds_kept : int
-            Number of the client's rounds to keep, this one included.
         replaceable : collection of Path, optional
             Memories that may be removed; by default all.
         """
@@ -104,7 +99,7 @@ class MemoryFolder:
         # Memories of later rounds are from before the run was continued from an earlier round.
         files = self.files()
         own = [file for file in files if file <= newest]
-        for file in set(files).difference(own[-rounds_kept:]):
+        for file in set(files).difference(own[-ROUNDS_KEPT:]):
             if replaceable is None or file in replaceable:
                 file.unlink()
 

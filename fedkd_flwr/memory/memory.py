@@ -12,8 +12,8 @@ ROUND = "progress"
 OWNER = "owner"
 """Name of the numbers that tell to which run a memory belongs."""
 
-MOMENTA = "optimizer"
-"""Name of the tensors of optimizers."""
+MOMENTA, OF_HEAD = "optimizer", "head-optimizer"
+"""Name of the tensors of optimizers, and of those of FedRep in earlier versions."""
 
 
 class Memory:
@@ -143,7 +143,9 @@ class Memory:
             Parameters whose stored state stays as it is.
         """
         trained = {names[own]: own for own in _parameters(optimizer, without)}
-        before = self.load(MOMENTA) or {}
+        if not trained:
+            return
+        before = {e: t for e, t in self._momenta().items() if not _parameter_of(e).isdigit()}
         others = {entry: t for entry, t in before.items() if _parameter_of(entry) not in trained}
         entries = {
             f"{name}/{part}": _copied(torch.as_tensor(value))
@@ -151,11 +153,15 @@ class Memory:
             for part, value in optimizer.state.get(own, {}).items()
             if value is not None
         }
-        if entries or len(others) < len(before):
-            self.tensors[MOMENTA] = others | entries
+        self.forget(MOMENTA)
+        self.forget(OF_HEAD)
+        if momenta := others | entries:
+            self.tensors[MOMENTA] = momenta
             self.changed.add(MOMENTA)
-        if not self.tensors.get(MOMENTA):
-            self.forget(MOMENTA)
+
+    def _momenta(self) -> dict[str, Tensor]:
+        """Return what is stored of optimizers."""
+        return self.load(MOMENTA) or self.load(OF_HEAD) or {}
 
     def load_momentum(
         self,
@@ -175,15 +181,15 @@ class Memory:
             Parameters that start without state.
         """
         stored: dict[str, dict[str, Tensor]] = defaultdict(dict)
-        for entry, value in (self.load(MOMENTA) or {}).items():
+        for entry, value in self._momenta().items():
             stored[_parameter_of(entry)][entry.rpartition("/")[2]] = value
-        known = {own: stored[names[own]] for own in _parameters(optimizer, without)}
-        # The optimizer changes its state in place, but the memory must not change.
-        state = {
-            place: {part: value.clone() for part, value in known[own].items()}
-            for place, own in enumerate(_parameters(optimizer))
-            if known.get(own)
-        }
+        kept, state = _parameters(optimizer, without), {}
+        for place, own in enumerate(_parameters(optimizer)):
+            # Earlier versions named a parameter by its place in the optimizer.
+            entries = stored.get(names[own]) or stored.get(str(place))
+            if entries and own in set(kept):
+                # The optimizer changes its state in place, but the memory must not change.
+                state[place] = {part: value.clone() for part, value in entries.items()}
         if state:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 

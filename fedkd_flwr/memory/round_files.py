@@ -29,6 +29,9 @@ MEMORIES = "round-*.safetensors"
 TOGETHER = "together"
 """Name of the folder, beside those of single clients, with files for many clients."""
 
+ROUNDS_KEPT = 2
+"""Number of rounds, the newest included, whose checkpoints and memories are kept on disk."""
+
 NUMPY_NAMES = {stored: name for name, stored in DTYPES.items()}
 """Names in NumPy of the types of stored arrays."""
 
@@ -141,7 +144,7 @@ class SharedFolder:
         """Return the folder of a run."""
         return cls(state_dir / TOGETHER / run_id)
 
-    def write(self, memories: Mapping[int, Memory], server_round: int, rounds_kept: int) -> None:
+    def write(self, memories: Mapping[int, Memory], server_round: int) -> None:
         """Write the memories of a round durably, and remove those that no kept round needs.
 
         Parameters
@@ -150,8 +153,6 @@ class SharedFolder:
             The memories of all clients of this process by partition-id.
         server_round : int
             The round. Only clients that trained in it and keep something are written.
-        rounds_kept : int
-            Number of rounds to keep, this one included.
 
         Raises
         ------
@@ -179,7 +180,7 @@ class SharedFolder:
         make_folder(self.path)
         write_arrays(self.file(server_round), arrays, metadata)
         # Later rounds are from before the run was continued from an earlier round.
-        self._keep([file for file in self.files() if round_of(file) <= server_round][-rounds_kept:])
+        self._keep([file for file in self.files() if round_of(file) <= server_round][-ROUNDS_KEPT:])
 
     def keep_newest(self) -> None:
         """Remove all files but the newest, and those that it names."""
