@@ -88,6 +88,13 @@ def test_what_no_memory_can_hold_is_refused():
     state = stored(Memory())
     with pytest.raises(AttributeError, match="`anchors` is no field of Kept; declare it"):
         state.value.anchors = torch.ones(2)
+
+    @dataclass(kw_only=True)
+    class Taken(State):
+        model: float = 0.0
+
+    with pytest.raises(TypeError, match=r"Taken: every client keeps model; rename the field"):
+        StoredState(Taken, Memory(), "cpu", Taken)
     state.value.seen = ["loss"]
     with pytest.raises(TypeError, match=r"Kept.seen is of type list; a client's state holds"):
         state.save(Memory())

@@ -368,8 +368,10 @@ class PersonalClient(ServingClient):
         replaced : collection of nn.Parameter, optional
             Parameters whose momentum starts anew and is not stored.
         """
-        others = {own: f"{type(model).__name__}/{name}" for name, own in model.named_parameters()}
-        names = others | {own: f"model/{name}" for name, own in self.model.named_parameters()}
+        names = {own: f"model/{name}" for name, own in self.model.named_parameters()}
+        if model is not self.model:
+            kind = type(model).__name__
+            names = {own: f"{kind}/{name}" for name, own in model.named_parameters()} | names
         self.memory.load_momentum(optimizer, names, replaced)
         yield
         self.memory.save_momentum(optimizer, names, replaced)

@@ -25,6 +25,7 @@ from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import (
+    MODEL,
     DamagedMemoryError,
     Memory,
     MemoryFolder,
@@ -126,7 +127,7 @@ class StatefulClient(NumPyClient):
     @property
     def stored_model(self) -> dict[str, Tensor] | None:
         """The weights of the client's model after its last training, if it keeps them."""
-        return self.memory.load("model")
+        return self.memory.load(MODEL)
 
     @property
     def memory_folder(self) -> MemoryFolder | None:
@@ -243,7 +244,7 @@ class StatefulClient(NumPyClient):
     def _note(self, server_round: int) -> None:
         """Note the trained model in the memory, before an evaluation changes it, and the round."""
         if self.keeps_model:
-            self.memory.save_model("model", self.model)
+            self.memory.save_model(MODEL, self.model)
         if "_stored_state" in vars(self):
             self._stored_state.save(self.memory)
         self.memory.note_round(server_round, self._owner, len(self.request.starts) or 1)

@@ -9,7 +9,7 @@ from fedkd_flwr.memory.folder import (
     forget_old_runs,
 )
 from fedkd_flwr.memory.lock import locked
-from fedkd_flwr.memory.memory import Memory
+from fedkd_flwr.memory.memory import MODEL, SPENT, Memory
 from fedkd_flwr.memory.round_files import (
     ROUNDS_KEPT,
     TOGETHER,
@@ -20,9 +20,11 @@ from fedkd_flwr.memory.round_files import (
 from fedkd_flwr.memory.state import State, StoredState
 
 __all__ = [
+    "MODEL",
     "PROGRESS",
     "ROUNDS_KEPT",
     "RUNS_KEPT",
+    "SPENT",
     "TOGETHER",
     "DamagedMemoryError",
     "ForgottenRunError",

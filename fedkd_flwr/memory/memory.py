@@ -12,8 +12,17 @@ ROUND = "progress"
 OWNER = "owner"
 """Name of the numbers that tell to which run a memory belongs."""
 
+SPENT = "dp-sgd"
+"""Name of the tensor of the steps that count for epsilon."""
+
+MODEL = "model"
+"""Name of the tensors of the client's model."""
+
 MOMENTA, OF_HEAD = "optimizer", "head-optimizer"
 """Name of the tensors of optimizers, and of those of FedRep in earlier versions."""
+
+OF_SESSION = (ROUND, OWNER, SPENT, MODEL, MOMENTA)
+"""Names of what every method's client keeps; the state of a method has other ones."""
 
 
 class Memory:
@@ -145,23 +154,32 @@ class Memory:
         trained = {names[own]: own for own in _parameters(optimizer, without)}
         if not trained:
             return
-        before = {e: t for e, t in self._momenta().items() if not _parameter_of(e).isdigit()}
-        others = {entry: t for entry, t in before.items() if _parameter_of(entry) not in trained}
-        entries = {
-            f"{name}/{part}": _copied(torch.as_tensor(value))
-            for name, own in trained.items()
-            for part, value in optimizer.state.get(own, {}).items()
-            if value is not None
+        momenta = {
+            f"{name}/{part}": tensor
+            for name, parts in self._momenta().items()
+            for part, tensor in parts.items()
+            if name not in trained and not name.isdigit()
         }
+        for name, own in trained.items():
+            for part, value in optimizer.state.get(own, {}).items():
+                if value is not None:
+                    momenta[f"{name}/{part}"] = _copied(torch.as_tensor(value))
         self.forget(MOMENTA)
         self.forget(OF_HEAD)
-        if momenta := others | entries:
+        if momenta:
             self.tensors[MOMENTA] = momenta
             self.changed.add(MOMENTA)
 
-    def _momenta(self) -> dict[str, Tensor]:
-        """Return what is stored of optimizers."""
-        return self.load(MOMENTA) or self.load(OF_HEAD) or {}
+    def _momenta(self) -> dict[str, dict[str, Tensor]]:
+        """Return the stored state of optimizers by parameter.
+
+        Earlier versions named a parameter by its place in the optimizer.
+        """
+        momenta: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for entry, value in (self.load(MOMENTA) or self.load(OF_HEAD) or {}).items():
+            name, _, part = entry.rpartition("/")
+            momenta[name][part] = value
+        return momenta
 
     def load_momentum(
         self,
@@ -180,16 +198,12 @@ class Memory:
         without : collection of nn.Parameter
             Parameters that start without state.
         """
-        stored: dict[str, dict[str, Tensor]] = defaultdict(dict)
-        for entry, value in self._momenta().items():
-            stored[_parameter_of(entry)][entry.rpartition("/")[2]] = value
-        kept, state = _parameters(optimizer, without), {}
+        momenta, left_out, state = self._momenta(), set(without), {}
         for place, own in enumerate(_parameters(optimizer)):
-            # Earlier versions named a parameter by its place in the optimizer.
-            entries = stored.get(names[own]) or stored.get(str(place))
-            if entries and own in set(kept):
+            parts = momenta.get(names[own]) or momenta.get(str(place))
+            if parts and own not in left_out:
                 # The optimizer changes its state in place, but the memory must not change.
-                state[place] = {part: value.clone() for part, value in entries.items()}
+                state[place] = {part: value.clone() for part, value in parts.items()}
         if state:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
@@ -197,11 +211,6 @@ class Memory:
 def _copied(tensor: Tensor) -> Tensor:
     """Return a contiguous copy: a view of rows of a stack of clients would keep all of it."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-
-def _parameter_of(entry: str) -> str:
-    """Return the network and name of the parameter of an entry."""
-    return entry.rpartition("/")[0]
 
 
 def _parameters(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from fedkd_flwr.memory.memory import Memory
+from fedkd_flwr.memory.memory import OF_SESSION, Memory
 from strategies.core.state import saved_fields
 
 
@@ -57,11 +57,18 @@ class StoredState:
     ----------
     value : State
         The state.
+
+    Raises
+    ------
+    TypeError
+        If a field has the name of something that every client keeps.
     """
 
     def __init__(
         self, kind: type[State], memory: Memory, device: str, begin: Callable[[], State]
     ) -> None:
+        if taken := [f.name for f in saved_fields(kind) if _group(f.name) in OF_SESSION]:
+            raise TypeError(f"{kind.__qualname__}: every client keeps {taken[0]}; rename the field")
         hints = get_type_hints(kind)
         stored = {
             field.name: _read(hints[field.name], memory, _group(field.name), device)
