@@ -27,8 +27,8 @@ from fedkd_flwr.memory.round_files import (
     DamagedMemoryError,
     SharedFolder,
     arrays_of_memory,
+    contents_of,
     read_memory,
-    read_numbers,
     require_readable,
     round_of,
 )
@@ -144,7 +144,7 @@ class MemoryFolder:
         own, shared = self._newest(math.inf)
         if shared:
             return self._together.numbers(self._client, shared)
-        return read_numbers(own) if own else {}
+        return contents_of(own).metadata["numbers"] if own else {}
 
     def require_readable(self, before_round: float) -> None:
         """Check that the newest memory from before a round can be read.
@@ -167,7 +167,7 @@ class MemoryFolder:
         known = shared.round_of_client(self._client, before_round)
         if own is None or known != round_of(own):
             return (own, 0) if own and round_of(own) > known else (None, known)
-        of_own = Memory(numbers=read_numbers(own))
+        of_own = Memory(numbers=contents_of(own).metadata["numbers"])
         of_shared = Memory(numbers=shared.numbers(self._client, known))
         return (own, 0) if of_own.start > of_shared.start else (None, known)
 

@@ -48,7 +48,7 @@ class Contents(NamedTuple):
     metadata : dict of str to object
         What is stored besides arrays.
     arrays : dict of str to dict
-        The entries of arrays by client and by the rest of their names.
+        Entries of arrays by the first part and by the rest of their names.
     start : int
         Where the arrays begin, in bytes.
     """
@@ -80,33 +80,9 @@ def read_memory(file: Path) -> Memory:
     DamagedMemoryError
         If it cannot be read.
     """
-    groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    numbers = read_numbers(file)
-    try:
-        with safe_open(file, framework="numpy") as stored:
-            for key in stored.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                group, _, name = key.partition("/")
-                groups[group][name] = torch.from_numpy(stored.get_tensor(key))
-    except (SafetensorError, OSError) as error:
-        raise _damaged(file, str(error)) from None
-    return Memory(groups, numbers)
-
-
-def read_numbers(file: Path) -> dict[str, dict[str, float]]:
-    """Read the numbers of a file with one client alone.
-
-    Raises
-    ------
-    DamagedMemoryError
-        If they cannot be read.
-    """
-    try:
-        with safe_open(file, framework="numpy") as stored:
-            numbers: dict[str, dict[str, float]] = json.loads((stored.metadata() or {})["numbers"])
-            return numbers
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise _damaged(file, reason) from None
+    contents = contents_of(file)
+    groups = {group: _tensors(file, own) for group, own in contents.arrays.items()}
+    return Memory(groups, contents.metadata["numbers"])
 
 
 def require_readable(file: Path) -> None:
@@ -207,7 +183,7 @@ class SharedFolder:
         DamagedMemoryError
             If it cannot be read.
         """
-        return contents_of(file).metadata["rounds"] if file else {}
+        return contents_of(file).metadata.get("rounds", {}) if file else {}
 
     def round_of_client(self, client: str, before_round: float) -> int:
         """Return the round of a client's newest memory from before a round; 0 for none."""
@@ -263,18 +239,17 @@ def read_one_of_many(file: Path, client: str) -> Memory:
     """
     contents = contents_of(file)
     groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    with file.open("rb") as stored:
-        for name, entry in contents.arrays.get(client, {}).items():
-            start, end = entry["data_offsets"]
-            stored.seek(contents.start + start)
-            array = np.frombuffer(bytearray(stored.read(end - start)), NUMPY_NAMES[entry["dtype"]])
-            group, _, own = name.partition("/")
-            groups[group][own] = torch.from_numpy(array.reshape(entry["shape"]))
+    for name, tensor in _tensors(file, contents.arrays.get(client, {})).items():
+        group, _, own = name.partition("/")
+        groups[group][own] = tensor
     return Memory(groups, contents.metadata["numbers"][client])
 
 
+# ---- Contents of a file ------------------------------------------------------------------
+
+
 def contents_of(file: Path) -> Contents:
-    """Return what the header of a file with many clients names. Do not change it.
+    """Return what the header of a file names. Do not change it.
 
     Raises
     ------
@@ -288,7 +263,7 @@ def contents_of(file: Path) -> Contents:
     return _contents(file, (known.st_ino, known.st_size, known.st_mtime_ns))
 
 
-# All clients of a process read the header of the same files.
+# All clients of a process read the header of the same file.
 @lru_cache(maxsize=4)
 def _contents(file: Path, version: tuple[int, ...]) -> Contents:
     require_readable(file)
@@ -297,14 +272,26 @@ def _contents(file: Path, version: tuple[int, ...]) -> Contents:
         header = json.loads(stored.read(size))
     try:
         metadata = {name: json.loads(text) for name, text in header.pop("__metadata__", {}).items()}
-        named = {name: metadata[name] for name in ("numbers", "rounds")}
+        metadata["numbers"]
     except (ValueError, KeyError) as error:
         raise _damaged(file, f"it lacks {error}") from None
     arrays: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, entry in header.items():
-        client, _, own = name.partition("/")
-        arrays[client][own] = entry
-    return Contents(named, arrays, 8 + size)
+        first, _, rest = name.partition("/")
+        arrays[first][rest] = entry
+    return Contents(metadata, arrays, 8 + size)
+
+
+def _tensors(file: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Read some arrays of a file."""
+    start, tensors = contents_of(file).start, {}
+    with file.open("rb") as stored:
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            stored.seek(start + begin)
+            array = np.frombuffer(bytearray(stored.read(end - begin)), NUMPY_NAMES[entry["dtype"]])
+            tensors[name] = torch.from_numpy(array.reshape(entry["shape"]))
+    return tensors
 
 
 def _damaged(file: Path, reason: str) -> DamagedMemoryError:
