@@ -100,6 +100,18 @@ def test_what_no_memory_can_hold_is_refused():
         state.save(Memory())
 
 
+def test_momentum_of_parts_that_are_trained_apart_is_kept(small):
+    from helpers import client_of
+
+    client = client_of({**small, "strategy": "local", "models": "mlp", "momentum": 0.9})
+    names = [name for name, _ in client.model.named_parameters()]
+    *body, weight, bias = client.model.parameters()
+    for parameters in ([weight, bias], body):
+        client.train_locally(1, replaced=(), parameters=parameters)
+    kept = client.memory.load("optimizer")
+    assert sorted(kept) == sorted(f"model/{name}/momentum_buffer" for name in names)
+
+
 class Forgetful(PersonalClient):
     """Means to keep an anchor, and does not declare it."""
 
