@@ -13,7 +13,7 @@ from helpers import most_of_them_slow
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
 from strategies.core.replies import (

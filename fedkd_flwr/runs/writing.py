@@ -16,19 +16,8 @@ from fedkd_flwr.runs.reading import MATRICES, Row, Run
 def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
     """Drop what is newer than the checkpoint, and record how the run is continued.
 
-    It is done when the first new round is complete, so a failed attempt changes nothing.
-
-    Parameters
-    ----------
-    run : Run
-        Up to the round of the checkpoint, with the description to record; see `Run.continued`.
-    sizes : mapping of str to int
-        Bytes of each table and matrix at that round, see `Checkpoint`.
-
-    Raises
-    ------
-    OSError
-        If the disk refuses to write.
+    It is done when the first new round is complete, so a failed attempt changes nothing. Raises
+    `OSError` if the disk refuses to write.
     """
     completed = run.until or 0
     # In this order, a power cut in between leaves a run that continues after the same round.
@@ -46,19 +35,7 @@ def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
 def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) -> None:
     """Wait until the files of a round, and their names, are on the disk.
 
-    Parameters
-    ----------
-    run_directory : Path
-        The run.
-    server_round : int
-        The round.
-    appended : iterable of str
-        The tables and matrices of the run, by their paths in its directory.
-
-    Raises
-    ------
-    OSError
-        If the disk refuses.
+    Raises `OSError` if the disk refuses.
     """
     model = global_model_file(run_directory, server_round)
     folders = (run_directory, run_directory / MATRICES, run_directory / "models")
