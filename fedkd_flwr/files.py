@@ -5,6 +5,7 @@ disk: first for the content, then for the folder, which holds the name.
 """
 
 import errno
+import json
 import os
 import re
 import sys
@@ -15,8 +16,6 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 if sys.platform != "win32":
     import fcntl
@@ -31,6 +30,14 @@ FLAGS = {
     "wb": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
 }
 """Flags of the operating system for the modes of `open_private`."""
+
+
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16",
+    "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""Types of arrays in a safetensors file by their names in NumPy."""
 
 
 def plain_name(name: str) -> str:
@@ -136,7 +143,37 @@ def write_arrays(
     # safetensors writes the bytes of an array in the order in which they are in memory.
     in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with replacing(path, durable) as temporary:
-        try:
-            save_file(in_order, temporary, dict(metadata or {}))
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+        save_file(in_order, temporary, dict(metadata or {}))
+
+
+def save_file(arrays: Mapping[str, NDArray[Any]], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file array by array. The package's own function copies all of them first.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ndarray
+        Contiguous arrays.
+    path : Path
+        The file.
+    metadata : mapping of str to str
+        Text stored with the arrays.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    # The largest items come first, so that all are aligned.
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, array in ordered:
+        start, end = end, end + array.nbytes
+        kind = DTYPES[array.dtype.name]
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, array in ordered:
+            file.write(array.data)

@@ -6,12 +6,13 @@ longer than the clients' work.
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from logging import WARNING
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedkd_flwr.memory import Memory
 from strategies.core.flower import NodeInfo, Run, log
 
 SHORTEST_SAID = 60.0
@@ -62,6 +63,10 @@ class MessageGrid(Grid):
 
     duration: DurationEstimate | None = None
     """Is informed when clients have trained, if a run set it."""
+
+    def memories(self) -> Mapping[int, Memory]:
+        """Return the memories of clients in this process by partition-id; of others, none."""
+        return {}
 
     def create_message(
         self,

@@ -149,7 +149,7 @@ def check_run(configuration: Configuration) -> None:
     if run.resume:
         stopped = load_run(run.output_dir)
         require_same_clients(changed_settings(stopped, configuration))
-        require_memories(stopped, run.state_dir)
+        require_memories(stopped, run)
     elif run.output_dir:
         require_new(absolute(run.output_dir))
     for name, folder in (("state-dir", run.state_dir), ("models-dir", run.models_dir)):
@@ -271,6 +271,7 @@ def run_rounds(
     rounds = strategy.plan.num_server_rounds - strategy.completed_rounds
     if isinstance(grid, MessageGrid):
         grid.duration = DurationEstimate(rounds)
+        directory.memories = grid.memories
     if directory.newcomers:
         log(INFO, "The run is finished; %d clients join it", len(directory.newcomers))
         directory.newcomers_received(strategy.receive_newcomers(grid).tables[NEW_CLIENTS])

@@ -86,7 +86,7 @@ def test_an_extended_run_equals_a_longer_run(strategy, small, tmp_path):
 def test_a_finished_run_keeps_only_the_memory_of_its_last_round(local, tmp_path):
     run = fedkd_flwr.run(local, output_dir=tmp_path / "run", num_server_rounds=3)
     kept = sorted(path.name for path in (run.path / "checkpoint").rglob("*.safetensors"))
-    assert kept == [*["round-000003.safetensors"] * 4, "server.safetensors"]
+    assert kept == ["round-000003.safetensors", "server.safetensors"]
 
 
 def test_a_moved_run_can_be_continued_twice(local, tmp_path):

@@ -211,6 +211,7 @@ def test_older_memories_of_clients_that_were_not_sampled_are_checked(run):
 
 def test_an_evicted_memory_is_reported_before_a_run_is_continued(run):
     own = run / "checkpoint" / "clients" / "1" / load_run(run).run_id
+    own.mkdir(parents=True)
     (own / FORGOTTEN).touch()
     with pytest.raises(
         RunDirectoryError, match=f"{run} cannot be continued: this node has removed"

@@ -101,18 +101,19 @@ def test_a_client_goes_on_from_the_model_before_a_training_that_is_undone(rate, 
 
 
 def test_the_momentum_of_a_training_that_is_undone_is_forgotten():
-    """An optimizer whose state is of parameters that are left out keeps what was stored."""
+    """Parameters that are left out keep what was stored."""
     model = nn.Linear(2, 2)
     optimizer = build_optimizer("sgd", model.parameters(), 0.1, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     memory = Memory()
-    memory.save_optimizer("optimizer", optimizer)
-    memory.save_optimizer("optimizer", optimizer, without=list(model.parameters()))
+    names = {own: f"model/{name}" for name, own in model.named_parameters()}
+    memory.save_momentum(optimizer, names)
+    memory.save_momentum(optimizer, names, without=list(model.parameters()))
     part, whole = memory.part(""), Memory()
     whole.keep_part("", memory)
     assert memory.load("optimizer") and whole.load("optimizer")
     optimizer.state.clear()
-    part.save_optimizer("optimizer", optimizer)
+    part.save_momentum(optimizer, names)
     whole.keep_part("", part)
     assert part.load("optimizer") is whole.load("optimizer") is None

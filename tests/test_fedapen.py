@@ -222,9 +222,9 @@ def test_lambda_is_learned_with_the_statistics_of_an_evaluation(small):
             kind: vector + (shift if kind == "buffers" else 0)
             for kind, vector in fedkd_vectors(client.shared).items()
         }
-        client.private_weight = 0.5
+        client.state.private_weight = 0.5
         client.receive(received)
-        learned_weights.append(client.private_weight)
+        learned_weights.append(client.state.private_weight)
         np.testing.assert_array_equal(fedkd_vectors(client.shared)["buffers"], received["buffers"])
         client.receive(dict(received, buffers=received["buffers"] - np.float32(shift)))
     assert learned_weights[0] == learned_weights[1] != 0.5

@@ -24,11 +24,11 @@ from fedkd_flwr.memory import (
     DamagedMemoryError,
     Memory,
     MemoryFolder,
+    SharedFolder,
     forget_old_runs,
     own_context,
-    require_readable,
 )
-from fedkd_flwr.memory.folder import read_memory
+from fedkd_flwr.memory.round_files import read_memory, require_readable
 from fedkd_flwr.runs import DamagedRunError, RunDirectory, RunDirectoryError
 from fedkd_flwr.server_app import serve
 from fedkd_flwr.training.optimizers import build_optimizer
@@ -173,6 +173,61 @@ def test_a_file_that_is_not_a_memory_is_reported_as_damaged(tmp_path):
             read(file)
 
 
+def test_a_shared_file_gives_back_what_was_written(kept, tmp_path):
+    folder, other = SharedFolder.of_run(tmp_path, "ab12"), learned(7, 3)
+    kept.note_round(3, {"0": 2.0**48 - 1})
+    kept.save("odd", {"half": torch.ones(3, dtype=torch.float16), "empty": torch.zeros(0, 2)})
+    folder.write({1: kept, 20: other, 3: learned(5, 2), 4: Memory()}, 3)
+    assert_same(folder.read("1", 3), kept)
+    assert_same(MemoryFolder(tmp_path / "20" / "ab12").read(before_round=4), other)
+    assert MemoryFolder(tmp_path / "2" / "ab12").read(before_round=4) is None
+    assert folder.rounds(folder.newest()) == {"1": 3, "20": 3}
+
+
+def test_shared_files_stay_while_a_kept_round_names_them(tmp_path):
+    folder = SharedFolder.of_run(tmp_path, "ab12")
+    for server_round in (1, 2, 3, 4):
+        memories = {0: learned(1, 1), server_round: learned(2, server_round)}
+        folder.write(memories, server_round)
+    folder.write({3: learned(3, 5)}, 5)
+    assert folder.files() == [folder.file(kept) for kept in (1, 2, 3, 4, 5)]
+    folder.write({n: learned(4, 6) for n in (0, 1, 2, 3)}, 6)
+    folder.write({2: learned(5, 7)}, 7)
+    assert folder.files() == [folder.file(kept) for kept in (4, 6, 7)]
+    folder.keep_newest()
+    assert folder.files() == [folder.file(kept) for kept in (4, 6, 7)]
+    folder.require_readable(8)
+    folder.file(4).write_bytes(b"")
+    with pytest.raises(DamagedMemoryError, match="is damaged"):
+        folder.require_readable(8)
+    folder.write({n: learned(6, 3) for n in range(5)}, 3)
+    assert folder.newest() == folder.file(3)
+
+
+def test_of_two_memories_of_a_round_the_one_after_more_starts_counts(tmp_path):
+    """One engine has served the round, then another one repeated it."""
+    own, shared = MemoryFolder(tmp_path / "2" / "ab"), SharedFolder.of_run(tmp_path, "ab")
+    for start in (1, 2, 3):
+        memory = learned(start, 4)
+        memory.note_round(4, {}, start)
+        if start == 2:
+            own.write(memory)
+        else:
+            shared.write({2: memory}, 4)
+        assert own.read(5).load_numbers("numbers") == {"number": start}
+    assert own.last_round(5) == 4 and own.numbers()["numbers"] == {"number": 3}
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "feddyn"])
+def test_a_client_without_state_writes_no_file(strategy, small, tmp_path):
+    settings = {**small, "strategy": strategy, "models": "mlp", "momentum": 0.9}
+    whole = fedkd_flwr.run({**settings, "num-server-rounds": 3}, output_dir=tmp_path / "whole")
+    cut = fedkd_flwr.run({**settings, "num-server-rounds": 2}, output_dir=tmp_path / "cut")
+    assert len(shared_folder(cut).files()) == (1 if strategy == "feddyn" else 0)
+    resumed = fedkd_flwr.resume(cut.path, num_server_rounds=3)
+    assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
+
+
 # ---- In runs -------------------------------------------------------------------------
 
 
@@ -183,16 +238,23 @@ def one_of_four(small):
     return {**small, **changes, "strategy": "local", "models": "mlp"}
 
 
-def test_only_clients_that_have_trained_are_written(one_of_four, tmp_path):
+def shared_folder(run):
+    return SharedFolder.of_run(run.path / "checkpoint" / "clients", run.run_id)
+
+
+def test_clients_of_a_process_share_a_file_for_each_round_in_which_they_trained(
+    one_of_four, tmp_path
+):
     run = fedkd_flwr.run(one_of_four, output_dir=tmp_path / "run")
-    folders = MemoryFolder.of_run(run.path / "checkpoint" / "clients", run.run_id)
+    folder = shared_folder(run)
     trained = run.clients[run.clients["train_loss"].notna()].groupby("partition_id")["round"].max()
-    assert {int(f.path.parent.name): f.newest() for f in folders} == {
-        n: MemoryFolder(folders[0].path.parents[1] / str(n) / run.run_id).file(last)
-        for n, last in trained.items()
-    }
+    assert folder.rounds(folder.newest()) == {str(n): last for n, last in trained.items()}
     # A finished run keeps what it needs to go on.
-    assert len(list((run.path / "checkpoint" / "clients").rglob("round-*"))) == len(trained)
+    assert folder.files() == [folder.file(last) for last in sorted(set(trained))]
+    assert list((run.path / "checkpoint" / "clients").iterdir()) == [folder.path.parent]
+    for client, last in trained.items():
+        memory = MemoryFolder(folder.path.parents[1] / str(client) / run.run_id).read(7)
+        assert memory.server_round == last and memory.load("model")
 
 
 def test_a_run_does_not_continue_with_a_damaged_memory_of_an_earlier_round(one_of_four, tmp_path):
@@ -207,17 +269,18 @@ def test_a_run_does_not_continue_with_a_damaged_memory_of_an_earlier_round(one_o
     assert str(refused.value).startswith(f"{older} is damaged (")
 
 
-def test_a_run_moves_from_one_engine_to_another(small, tmp_path):
-    """Each client's file is the same, whichever engine wrote it."""
+def test_a_run_moves_from_one_engine_to_another_and_back(small, tmp_path):
+    """Clients read a shared file as well as their own, whichever engine wrote it."""
     from fedkd_flwr.client_app import app
     from fedkd_flwr.engines.starting import resumed
     from fedkd_flwr.server_app import serve
 
     settings = {**small, "strategy": "kt-pfl", "models": "mlp"}
-    whole = fedkd_flwr.run({**settings, "num-server-rounds": 3}, output_dir=tmp_path / "whole")
+    whole = fedkd_flwr.run({**settings, "num-server-rounds": 4}, output_dir=tmp_path / "whole")
     cut = fedkd_flwr.run({**settings, "num-server-rounds": 2}, output_dir=tmp_path / "cut")
     configuration = resumed(cut.path, {"num-server-rounds": 3})
-    finished = serve(InProcessGrid(app, 4, configuration.flat()), configuration)
+    serve(InProcessGrid(app, 4, configuration.flat()), configuration)
+    finished = fedkd_flwr.resume(cut.path, num_server_rounds=4)
     assert list(finished.clients["loss"]) == list(whole.clients["loss"])
 
 
@@ -356,9 +419,10 @@ def test_an_optimizers_whole_state_lives_on(name, small):
     for parameter in model.parameters():
         parameter.grad = parameter.detach().clone()
     first.step()
-    memory.save_optimizer("optimizer", first)
+    names = {own: f"model/{name}" for name, own in model.named_parameters()}
+    memory.save_momentum(first, names)
     second = build_optimizer(name, model.parameters(), 0.1, momentum=0.9)
-    memory.load_optimizer("optimizer", second)
+    memory.load_momentum(second, names)
     before, after = (optimizer.state_dict()["state"] for optimizer in (first, second))
     assert before and before.keys() == after.keys()
     for position, state in before.items():
@@ -377,3 +441,26 @@ def test_a_node_repeats_a_round_from_its_memory_of_the_round_before(small, tmp_p
 
     first, second, again = map(loss_of, (1, 2, 2))
     assert first != second == again
+
+
+@pytest.mark.parametrize("strategy", ["local", "fedrep", "ditto"])
+def test_a_run_continues_from_momenta_by_place(strategy, small, tmp_path):
+    """Earlier versions wrote a file for each client, with a parameter's place as its name."""
+    settings = {**small, "strategy": strategy, "models": "mlp", "momentum": 0.9}
+    whole = fedkd_flwr.run({**settings, "num-server-rounds": 3}, output_dir=tmp_path / "whole")
+    run = fedkd_flwr.run({**settings, "num-server-rounds": 1}, output_dir=tmp_path / "run")
+    model = client_of(settings).model
+    folder, group = shared_folder(run), "head-optimizer" if strategy == "fedrep" else "optimizer"
+    for client in range(4):
+        memory = folder.read(str(client), 1)
+        momenta = memory.tensors.pop("optimizer")
+        stored = [f"model/{name}/momentum_buffer" for name, _ in model.named_parameters()]
+        in_order = [momenta[name] for name in stored if name in momenta]
+        memory.tensors[group] = {f"{n}/momentum_buffer": own for n, own in enumerate(in_order)}
+        MemoryFolder(folder.path.parents[1] / str(client) / run.run_id).write(memory)
+    folder.file(1).unlink()
+    resumed = fedkd_flwr.resume(run.path, num_server_rounds=3)
+    assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
+    kept = shared_folder(resumed).read("0", 3)
+    assert "head-optimizer" not in kept.tensors
+    assert all(name.startswith("model/") for name in kept.tensors["optimizer"])

@@ -53,9 +53,9 @@ def teacher_after(losses, small, monkeypatch, **changes):
             for parameter in client.model.parameters():
                 parameter.fill_(server_round)
         client.consider_teacher(server_round)
-    teacher = client.memory.load("teacher")
+    teacher = client.state.teacher
     (held,) = {float(value) for tensor in teacher.values() for value in tensor.flatten()}
-    chosen = client.memory.load_numbers("teacher-choice")["round"]
+    chosen = client.state.teacher_choice["round"]
     assert held == chosen
     return chosen
 
@@ -265,8 +265,8 @@ def kept_pair(results, small, monkeypatch):
         for pair in results
     ]
     assert counts.tolist() == expected
-    choice = client.memory.load_numbers("choice")
-    kept = client.memory.load("personalized")
+    choice = client.state.choice
+    kept = client.state.personalized
     assert all((value == choice["lambda"]).all() for value in kept.values())
     return choice["lambda"]
 
@@ -415,7 +415,7 @@ def test_the_personalized_model_is_evaluated_in_the_last_round(small, tmp_path):
     last = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
     for n, context in grid.contexts.items():
         client = client_of(small, context=context)
-        assert client.memory.load_model("personalized", client.model)
+        client.model.load_state_dict(client.state.personalized)
         assert client.test_accuracy() == last.loc[n, "accuracy"]
     assert (last["accuracy"] != last["global_accuracy"]).any()
     assert (finished.summary["last_round"]["accuracy_mean"]) == last["accuracy"].mean()
@@ -429,7 +429,7 @@ def test_a_client_that_fails_in_stage_2_falls_back_to_its_teacher(small, tmp_pat
     assert last["lambda"].isna().tolist() == [False, True, False, False]
     assert last["teacher_round"].notna().all()
     client = client_of(small, context=grid.contexts[1])
-    assert client.memory.load_model("teacher", client.model)
+    client.model.load_state_dict(client.state.teacher)
     assert client.test_accuracy() == last.loc[1, "accuracy"]
 
 

@@ -16,9 +16,6 @@ from fedkd_flwr.models.vectors import copied_state, fill_model, model_vectors
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.apfl import APFLSettings
 
-ALPHA = "alpha"
-"""Name of alpha among the numbers of a client's memory, and of its metric."""
-
 
 def mixture(
     private: nn.Module, shared: Mapping[str, Tensor], alpha: float | Tensor
@@ -59,34 +56,45 @@ class APFLClient(SharedModelClient, ParameterClient):
 
     settings: APFLSettings  # type: ignore[assignment]
 
+    @dataclass(kw_only=True)
+    class State(ParameterClient.State):
+        """What the client keeps.
+
+        Attributes
+        ----------
+        alpha : float
+            Share of the private model in the mixture.
+        """
+
+        alpha: float
+
+    def begin(self) -> State:
+        """Return the first share."""
+        return self.State(alpha=self.settings.alpha)
+
     @property
     def shared_architecture(self) -> Architecture:
         """The architecture of the client's own model, which is the global model's too."""
         return self.architecture
 
-    @property
-    def alpha(self) -> float:
-        """The share of the private model, as of the last training."""
-        return self.memory.load_numbers(ALPHA).get(ALPHA, self.settings.alpha)
-
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Take a step on alpha, train both models, and reply with the global one."""
         with self.shared_model(received) as shared:
             pair = Pair(self.model, shared)
-            alpha = self.next_alpha(pair, server_round) if self.settings.adaptive else self.alpha
-            loss = self.train_locally(server_round, MixedLearning(alpha), model=pair)
+            if self.settings.adaptive:
+                self.state.alpha = self.next_alpha(pair, server_round)
+            loss = self.train_locally(server_round, MixedLearning(self.state.alpha), model=pair)
             arrays = dict(model_vectors(shared))
-        self.memory.save_numbers(ALPHA, {ALPHA: alpha})
-        return TrainReply(arrays, {"train-loss": loss, ALPHA: alpha})
+        return TrainReply(arrays, {"train-loss": loss, "alpha": self.state.alpha})
 
     def next_alpha(self, pair: Pair, server_round: int) -> float:
         """Return alpha after a step on the first private batch of the round."""
         ((images, labels),) = self.gradient_steps.counted(
             [next(self.private_batches(server_round))]
         )
-        alpha = torch.tensor(self.alpha, device=self.device, requires_grad=True)
+        alpha = torch.tensor(self.state.alpha, device=self.device, requires_grad=True)
         (slope,) = torch.autograd.grad(mixture_loss(pair.eval(), images, labels, alpha), alpha)
-        return min(1.0, max(0.0, self.alpha - self.private_rate(server_round) * float(slope)))
+        return min(1.0, max(0.0, self.state.alpha - self.private_rate(server_round) * float(slope)))
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the global model for comparison, then mix the private model with it."""
@@ -96,5 +104,5 @@ class APFLClient(SharedModelClient, ParameterClient):
         shared = copied_state(self.model)
         fill_model(self.model, private)
         with torch.no_grad():
-            fill_model(self.model, mixture(self.model, shared, self.alpha))
+            fill_model(self.model, mixture(self.model, shared, self.state.alpha))
         return {"global-accuracy": global_accuracy}

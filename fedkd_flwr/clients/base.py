@@ -6,6 +6,7 @@ which batch normalization is evaluated. The default is fresh statistics of the t
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -140,9 +141,9 @@ class PersonalClient(ServingClient):
     @cached_property
     def model(self) -> nn.Module:
         """The client's stored model, or a new one with the initial weights of its partition-id."""
-        model = borrow(self.architecture)
-        if not self.memory.load_model("model", model) and self.keeps_model:
-            fill_model(model, self._initial_weights())
+        model, stored = borrow(self.architecture), self.stored_model
+        if stored or self.keeps_model:
+            fill_model(model, stored or self._initial_weights())
         return model
 
     @property
@@ -351,16 +352,41 @@ class PersonalClient(ServingClient):
         parameters = model.parameters() if parameters is None else parameters
         optimizer = self.private_optimizer(parameters, server_round)
         replaced = self.replaced_parameters(model) if replaced is None else replaced
-        self.memory.load_optimizer("optimizer", optimizer, without=replaced)
         run_id = self.request.run_id
         gradients = self.local.gradients(model, self.num_examples, server_round, run_id)
         batches = self.private_batches(server_round)
         if beside is not None:
             # The private batches come first because they end and the others do not.
             batches = ((*own, *other) for own, other in zip(batches, beside, strict=False))
-        mean_loss: float = self.do(TrainJob(model, loss, optimizer, batches, gradients))
-        self.memory.save_optimizer("optimizer", optimizer, without=replaced)
+        with self.kept_momentum(optimizer, model, replaced):
+            mean_loss: float = self.do(TrainJob(model, loss, optimizer, batches, gradients))
         return mean_loss
+
+    @contextmanager
+    def kept_momentum(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        replaced: Collection[nn.Parameter] = (),
+    ) -> Iterator[None]:
+        """Load the momentum of earlier trainings before a training, and store it afterwards.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            The optimizer of the training.
+        model : nn.Module
+            The network that has its parameters.
+        replaced : collection of nn.Parameter, optional
+            Parameters whose momentum starts anew and is not stored.
+        """
+        names = {own: f"model/{name}" for name, own in self.model.named_parameters()}
+        if model is not self.model:
+            kind = type(model).__name__
+            names = {own: f"{kind}/{name}" for name, own in model.named_parameters()} | names
+        self.memory.load_momentum(optimizer, names, replaced)
+        yield
+        self.memory.save_momentum(optimizer, names, replaced)
 
     def features(self) -> Tensor:
         """Return the features of the training samples by `model`, shape (D_n, d)."""

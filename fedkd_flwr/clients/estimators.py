@@ -68,16 +68,13 @@ class EstimatorClient(PersonalClient):
 
     outside_cohorts = True
 
-    fitted_for_message = False
-    """Whether the model was fitted for the message that is served."""
-
     # ---- The model -----------------------------------------------------------------------
 
     @cached_property
     def model(self) -> EstimatorModel:
         """The client's stored estimator, or a new one."""
         model = self.new_model()
-        if stored := self.memory.load("model"):
+        if stored := self.stored_model:
             model.load_state_dict(stored)
         return model
 
@@ -126,7 +123,7 @@ class EstimatorClient(PersonalClient):
         float
             Mean cross-entropy over the private samples, afterwards.
         """
-        if not self.fitted_for_message:
+        if not self.model.was_fitted:
             self.refit()
         logits = self.predict(self.model, self.data.train_images)
         return float(nn.functional.cross_entropy(logits, self.data.train_labels))
@@ -177,7 +174,6 @@ class EstimatorClient(PersonalClient):
         if public is not None and teacher is not None:
             samples, labels, shares = weighted_rows(public, teacher, settings.top_classes)
             rows.append((samples, labels, shares * settings.public_weight * factor))
-        self.fitted_for_message = True
         try:
             self.model.fit(*map(torch.cat, zip(*rows, strict=True)))
         # An estimator may raise anything, and what it raises may depend on single samples.

@@ -1,6 +1,7 @@
 """The client of FedALA."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import pstdev
 
 import torch
@@ -14,9 +15,6 @@ from fedkd_flwr.models.layers import layers_of
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.loop import Batch
 from strategies.fedala import FedALASettings
-
-MIXING = "mixing"
-"""Name of W in the client's memory."""
 
 RECENT, MOST_EPOCHS = 10, 100
 """Losses of how many epochs show that W has converged, and the most epochs until then."""
@@ -35,10 +33,21 @@ class FedALAClient(ParameterClient):
 
     settings: FedALASettings
 
+    @dataclass(kw_only=True)
+    class State(ParameterClient.State):
+        """What the client keeps.
+
+        Attributes
+        ----------
+        mixing : dict of str to Tensor
+            W by the names of the mixed parameters; empty until the client has mixed.
+        """
+
+        mixing: dict[str, Tensor] = field(default_factory=dict)
+
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Start from the mixture, train locally, and reply with the model."""
-        weights = self.receive_and_mix(received, server_round)
-        self.memory.save(MIXING, weights)
+        self.state.mixing = self.receive_and_mix(received, server_round)
         loss = self.train_locally(server_round)
         return TrainReply(self.model_arrays(), {"train-loss": loss})
 
@@ -49,7 +58,7 @@ class FedALAClient(ParameterClient):
 
     def receive_and_mix(self, received: Arrays, server_round: int) -> dict[str, Tensor]:
         """Mix the received model with the client's own, if it has trained one, and return W."""
-        own = self.mixed_parameters() if self.has_stored_model else None
+        own = self.mixed_parameters() if self.stored_model else None
         self.receive_model(received)
         return self.mix_with(own, server_round) if own else {}
 
@@ -72,7 +81,7 @@ class FedALAClient(ParameterClient):
             Round of the run. The samples for W depend on it.
         """
         received = self.mixed_parameters()
-        kept = self.memory.load(MIXING)
+        kept = self.state.mixing
         weights = kept or {name: torch.ones_like(tensor) for name, tensor in own.items()}
         losses: list[float] = []
         self.model.eval()

@@ -16,9 +16,6 @@ from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import predict_logits
 from strategies.fedapen import FedAPENSettings
 
-WEIGHT = "private-weight"
-"""Name of lambda among the numbers of a client's memory, and of its metric."""
-
 
 @dataclass(frozen=True)
 class EnsembleLearning:
@@ -67,10 +64,21 @@ class FedAPENClient(EnsembleClient):
 
     settings: FedAPENSettings
 
-    @cached_property
-    def private_weight(self) -> float:
-        """The weight lambda: that of the last training, until it is learned anew."""
-        return self.memory.load_numbers(WEIGHT).get(WEIGHT, self.settings.private_weight)
+    @dataclass(kw_only=True)
+    class State(EnsembleClient.State):
+        """What the client keeps.
+
+        Attributes
+        ----------
+        private_weight : float
+            lambda, of the last training until it is learned anew.
+        """
+
+        private_weight: float
+
+    def begin(self) -> State:
+        """Return the first weight."""
+        return self.State(private_weight=self.settings.private_weight)
 
     @cached_property
     def parts(self) -> tuple[Tensor, Tensor]:
@@ -88,12 +96,11 @@ class FedAPENClient(EnsembleClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Learn lambda, train both models, and reply with the shared one."""
         self.receive(received)
-        weight = torch.tensor([self.private_weight], device=self.device)
+        weight = torch.tensor([self.state.private_weight], device=self.device)
         loss = EnsembleLearning(self.settings.ensemble_weight, [weight])
         pair = Pair(self.model, self.shared)
         mean_loss = self.train_locally(server_round, loss, model=pair)
-        self.memory.save_numbers(WEIGHT, {WEIGHT: self.private_weight})
-        metrics = {"train-loss": mean_loss, WEIGHT: self.private_weight}
+        metrics = {"train-loss": mean_loss, "private-weight": self.state.private_weight}
         return TrainReply(dict(model_vectors(self.shared)), metrics)
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
@@ -114,9 +121,9 @@ class FedAPENClient(EnsembleClient):
         for _ in range(settings.adaptability_epochs):
             batches = zip(*(torch.split(part, size) for part in (*logits, labels)), strict=True)
             for private, shared, own in self.gradient_steps.counted(batches):
-                slope = slope_of(self.private_weight, private, shared, own)
-                stepped = self.private_weight - settings.adaptability_rate * slope
-                self.private_weight = min(1.0, max(0.0, stepped))
+                slope = slope_of(self.state.private_weight, private, shared, own)
+                stepped = self.state.private_weight - settings.adaptability_rate * slope
+                self.state.private_weight = min(1.0, max(0.0, stepped))
 
     @property
     def classifier(self) -> nn.Module:
@@ -130,4 +137,4 @@ class FedAPENClient(EnsembleClient):
 
     def ensemble_of(self, private: nn.Module, shared: nn.Module) -> Ensemble:
         """Return two models with the weights lambda and ``1 - lambda`` of their logits."""
-        return Ensemble(private, shared, self.private_weight, 1 - self.private_weight)
+        return Ensemble(private, shared, self.state.private_weight, 1 - self.state.private_weight)

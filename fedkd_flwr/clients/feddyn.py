@@ -1,5 +1,7 @@
 """The client of FedDyn."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,9 +15,6 @@ from fedkd_flwr.training.regularizers import (
 )
 from strategies.feddyn import FedDynSettings
 
-GRADIENT = "gradient"
-"""Name of g_k in the client's memory: (parameters,)."""
-
 
 class FedDynClient(ParameterClient):
     """Trains the server's model with its dynamic terms, and keeps g_k."""
@@ -23,19 +22,29 @@ class FedDynClient(ParameterClient):
     keeps_model = False
     settings: FedDynSettings
 
+    @dataclass(kw_only=True)
+    class State(ParameterClient.State):
+        """What the client keeps.
+
+        Attributes
+        ----------
+        gradient : Tensor
+            g_k, shape (parameters,).
+        """
+
+        gradient: Tensor
+
+    def begin(self) -> State:
+        """Return a gradient of zeros."""
+        return self.State(gradient=torch.zeros_like(flat_parameters(self.model)))
+
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train, update g_k, and reply with the model."""
         self.receive_model(received)
         start, alpha = flat_parameters(self.model), self.settings.alpha
-        gradient = self.own_gradient(start)
+        gradient = self.state.gradient
         direction = split_like_parameters(-gradient, self.model)
         dynamic = ProximalLinear([*parameters_of(self.model), *direction], alpha)
         loss = self.train_locally(server_round, dynamic)
-        renewed = gradient - alpha * (flat_parameters(self.model) - start)
-        self.memory.save(GRADIENT, {GRADIENT: renewed})
+        self.state.gradient = gradient - alpha * (flat_parameters(self.model) - start)
         return TrainReply(self.model_arrays(), {"train-loss": loss})
-
-    def own_gradient(self, start: Tensor) -> Tensor:
-        """Return g_k, shape (parameters,). It is zero before the client has trained."""
-        kept = self.memory.load(GRADIENT)
-        return torch.zeros_like(start) if kept is None else kept[GRADIENT].to(self.device)

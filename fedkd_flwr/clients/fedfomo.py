@@ -1,14 +1,21 @@
 """The client of FedFomo."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors, tensors_by_kind
+from fedkd_flwr.models.vectors import (
+    copied_state,
+    fill_from_vectors,
+    fill_model,
+    model_vectors,
+    tensors_by_kind,
+)
 from fedkd_flwr.training.loop import evaluate
 from strategies.core.vector_kinds import BUFFERS
 from strategies.fedfomo import (
@@ -20,14 +27,23 @@ from strategies.fedfomo import (
 )
 from strategies.parameters import Model
 
-START = "start"
-"""Name in a client's memory of the model from which it started its last training."""
-
 
 class FedFomoClient(ParameterClient):
     """Mixes the received models and its own by their validation losses, and trains the result."""
 
     settings: FedFomoSettings
+
+    @dataclass(kw_only=True)
+    class State(ParameterClient.State):
+        """What the client keeps.
+
+        Attributes
+        ----------
+        start : dict of str to Tensor
+            The model from which it started its last training; empty before the first.
+        """
+
+        start: dict[str, Tensor] = field(default_factory=dict)
 
     def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Return no parameter: the client mixes other models into its own."""
@@ -36,13 +52,13 @@ class FedFomoClient(ParameterClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Mix, train, and reply with the model and the gains of the other clients."""
         models = ReceivedModels.read(received, tensors_by_kind(self.model))
-        if not self.has_stored_model:
+        if not self.stored_model:
             self.receive_model(models.initial)
         others, last = models.others, model_vectors(self.model)
         gains = self.weigh([*others, last])
         weights = weights_of(gains)
         fill_from_vectors(self.model, mean_of([*others, last], weights) if weights.any() else last)
-        self.memory.save_model(START, self.model)
+        self.state.start = copied_state(self.model)
         loss = self.train_locally(server_round)
         reported = np.zeros(self.settings.models_sent, dtype=np.float32)
         reported[: len(others)] = gains[:-1]
@@ -56,7 +72,9 @@ class FedFomoClient(ParameterClient):
         candidates : sequence of dict
             M models, the client's last one included. `model` is overwritten.
         """
-        if not self.memory.load_model(START, self.model):
+        if self.state.start:
+            fill_model(self.model, self.state.start)
+        else:
             # Before the first training, the last model is the start, and gains nothing.
             fill_from_vectors(self.model, candidates[-1])
         start, loss = model_vectors(self.model), self.validation_loss()

@@ -1,5 +1,7 @@
 """The client of FedKD (Wu et al. 2022)."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
@@ -7,7 +9,7 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.shared_models import Pair, SharedModelClient
 from fedkd_flwr.models.features import feature_width, features_and_logits
-from fedkd_flwr.models.vectors import matrix_shapes, model_vectors
+from fedkd_flwr.models.vectors import copied_state, fill_model, matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import seeded
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.core.low_rank import compressed
@@ -55,14 +57,27 @@ class FedKDClient(SharedModelClient):
     needs_head = True
     settings: FedKDSettings
 
+    @dataclass(kw_only=True)
+    class State(SharedModelClient.State):
+        """What the client keeps.
+
+        Attributes
+        ----------
+        between_features : dict of str to Tensor
+            W, the matrix between the features; empty before the first training.
+        """
+
+        between_features: dict[str, Tensor] = field(default_factory=dict)
+
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train the pair locally, and reply with the compressed update of the shared model."""
         with self.shared_model(received) as shared:
             with seeded("cpu", self.run.plan.seed, "between-features", self.partition_id):
                 pair = FeaturePair(self.model, shared).to(self.device)
-            self.memory.load_model("between-features", pair.between)
+            if self.state.between_features:
+                fill_model(pair.between, self.state.between_features)
             loss = self.train_locally(server_round, adaptive_mutual_loss, model=pair)
-            self.memory.save_model("between-features", pair.between)
+            self.state.between_features = copied_state(pair.between)
             arrays = self.update(received, shared, server_round)
         return TrainReply(arrays, {"train-loss": loss})
 

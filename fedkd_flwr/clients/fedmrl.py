@@ -1,6 +1,6 @@
 """The client of FedMRL (Yi et al. 2024)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -12,12 +12,9 @@ from fedkd_flwr.clients.shared_models import EnsembleClient, Pair
 from fedkd_flwr.models.features import feature_width, features, narrowest_width
 from fedkd_flwr.models.layers import Ensemble, head_of
 from fedkd_flwr.models.model_pool import Architecture, plain_copy
-from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, fill_model, model_vectors
 from fedkd_flwr.training.loop import seeded
 from strategies.fedmrl import FedMRLSettings
-
-PROJECTOR, SHARED = "projector", "shared"
-"""Names of the projector and of the shared model as it was trained, in a client's memory."""
 
 
 class FusedPair(Pair):
@@ -89,6 +86,19 @@ class FedMRLClient(EnsembleClient):
     needs_head = True
     settings: FedMRLSettings
 
+    @dataclass(kw_only=True)
+    class State(EnsembleClient.State):
+        """What the client keeps; empty before the first training.
+
+        Attributes
+        ----------
+        projector, shared : dict of str to Tensor
+            The projector, and the shared model as it was trained.
+        """
+
+        projector: dict[str, Tensor] = field(default_factory=dict)
+        shared: dict[str, Tensor] = field(default_factory=dict)
+
     @property
     def shared_architecture(self) -> Architecture:
         """The architecture of the shared model, with d1 features."""
@@ -99,9 +109,10 @@ class FedMRLClient(EnsembleClient):
     @cached_property
     def pair(self) -> FusedPair:
         """Both models, and the projector of the last training."""
-        with seeded("cpu", self.run.plan.seed, PROJECTOR, self.initial_draw):
+        with seeded("cpu", self.run.plan.seed, "projector", self.initial_draw):
             pair = FusedPair(self.model, self.shared).to(self.device)
-        self.memory.load_model(PROJECTOR, pair.projector)
+        if self.state.projector:
+            fill_model(pair.projector, self.state.projector)
         return pair
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
@@ -109,13 +120,14 @@ class FedMRLClient(EnsembleClient):
         fill_from_vectors(self.shared, received)
         loss = NestedLoss(self.settings.coarse_weight)
         mean_loss = self.train_locally(server_round, loss, model=self.pair)
-        self.memory.save_model(PROJECTOR, self.pair.projector)
-        self.memory.save_model(SHARED, self.shared)
+        self.state.projector = copied_state(self.pair.projector)
+        self.state.shared = copied_state(self.shared)
         return TrainReply(dict(model_vectors(self.shared)), {"train-loss": mean_loss})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Load the shared model of the last training."""
-        self.memory.load_model(SHARED, self.shared)
+        if self.state.shared:
+            fill_model(self.shared, self.state.shared)
         return {}
 
     @property

@@ -12,6 +12,7 @@ from fedkd_flwr.clients.prototypes import CommonWidthClient
 from fedkd_flwr.models.features import features, features_and_logits
 from fedkd_flwr.training.loop import Loss
 from fedkd_flwr.training.losses import cross_entropy
+from strategies.core.state import unsaved
 from strategies.fedproto import PROTOTYPE_FLAGS, PROTOTYPES, PrototypeSettings
 
 FARTHEST = 1e5
@@ -91,6 +92,18 @@ class FedProtoClient(CommonWidthClient):
 
     settings: PrototypeSettings
 
+    @dataclass(kw_only=True)
+    class State(CommonWidthClient.State):
+        """What the client has received.
+
+        Attributes
+        ----------
+        classifies_by : tuple of Tensor
+            The prototypes of the message, (K, d), and their flags, (K,).
+        """
+
+        classifies_by: tuple[Tensor, ...] = unsaved()
+
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train locally, and reply with the mean feature of each class."""
         loss: Loss = cross_entropy
@@ -102,7 +115,7 @@ class FedProtoClient(CommonWidthClient):
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Read the prototypes that classify samples."""
-        self.classifies_by = self.prototypes(received)
+        self.state.classifies_by = self.prototypes(received)
         return {}
 
     @property
@@ -110,14 +123,14 @@ class FedProtoClient(CommonWidthClient):
         """The nearest-prototype classifier, or the model's head if the settings say so."""
         if self.settings.predict == "head":
             return self.model
-        return NearestPrototype(self.model, *self.classifies_by)
+        return NearestPrototype(self.model, *self.state.classifies_by)
 
     @property
     def evaluated_head(self) -> nn.Linear:
         """The nearest-prototype classifier as a linear layer, or the head if so set."""
         if self.settings.predict == "head":
             return super().evaluated_head
-        return nearest_prototype_head(*self.classifies_by)
+        return nearest_prototype_head(*self.state.classifies_by)
 
     def prototypes(self, received: Arrays) -> tuple[Tensor, Tensor]:
         """Return the prototypes of a message, (K, d), and their flags, (K,)."""

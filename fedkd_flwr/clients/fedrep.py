@@ -31,11 +31,6 @@ class FedRepClient(ParameterClient):
         server_round : int
             Round of the run. Batches depend on it.
 
-        Yields
-        ------
-        Job
-            The training of the head, whose momentum is kept. The body does not change.
-
         Returns
         -------
         float
@@ -43,10 +38,9 @@ class FedRepClient(ParameterClient):
         """
         head = layers_of(self.model)[-1].parameters(recurse=False)
         optimizer = self.private_optimizer(head, server_round)
-        self.memory.load_optimizer("head-optimizer", optimizer)
         generator, size = self.generator("head-batches", server_round), self.run.training.batch_size
         epochs = self.settings.head_epochs
         batches = self.batches_at(epoch_batches(self.num_examples, size, epochs, generator))
-        mean_loss: float = self.do(TrainJob(self.model, cross_entropy, optimizer, batches))
-        self.memory.save_optimizer("head-optimizer", optimizer)
+        with self.kept_momentum(optimizer, self.model):
+            mean_loss: float = self.do(TrainJob(self.model, cross_entropy, optimizer, batches))
         return mean_loss

@@ -13,9 +13,7 @@ from fedkd_flwr.clients.shared_models import shared_parameters
 from fedkd_flwr.models.features import features_and_logits
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.model_pool import architecture_of
-
-PERSONAL_HEAD = "personal-head"
-"""Name of p in the client's memory."""
+from fedkd_flwr.models.vectors import copied_state
 
 
 class Decoupled(nn.Module):
@@ -61,13 +59,30 @@ class FedRoDClient(ParameterClient):
 
     needs_head = True
 
+    @dataclass(kw_only=True)
+    class State(ParameterClient.State):
+        """What the client keeps.
+
+        Attributes
+        ----------
+        personal_head : dict of str to Tensor
+            p, weight and bias.
+        """
+
+        personal_head: dict[str, Tensor]
+
+    def begin(self) -> State:
+        """Return a head of zeros."""
+        weights = head_of(self.model).state_dict().items()
+        return self.State(personal_head={name: torch.zeros_like(own) for name, own in weights})
+
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train both parts, keep the personal head, and reply with the global model."""
         self.receive_model(received)
         both = Decoupled(self.model, self.personal_head())
         loss = RobustDecoupling([self.data.class_counts.log()])
         mean_loss = self.train_locally(server_round, loss, model=both)
-        self.memory.save(PERSONAL_HEAD, both.head.state_dict())
+        self.state.personal_head = copied_state(both.head)
         return TrainReply(self.model_arrays(), {"train-loss": mean_loss})
 
     def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
@@ -75,11 +90,10 @@ class FedRoDClient(ParameterClient):
         return shared_parameters(self, model, Decoupled)
 
     def personal_head(self) -> nn.Linear:
-        """Return p as of the last training; zero before the first."""
+        """Return p."""
         own = head_of(self.model)
         head = nn.Linear(own.in_features, own.out_features, device=self.device)
-        zero = {name: torch.zeros_like(tensor) for name, tensor in head.state_dict().items()}
-        head.load_state_dict(self.memory.load(PERSONAL_HEAD) or zero)
+        head.load_state_dict(self.state.personal_head)
         return head
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.node import Node
 from fedkd_flwr.clients.privacy_ledger import OF_STEPS
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.memory import Memory, MemoryFolder
+from fedkd_flwr.memory import SPENT, Memory, MemoryFolder
 from fedkd_flwr.training.dp_sgd import (
     PrivateGradients,
     added,
@@ -35,9 +35,6 @@ from strategies.core.evaluations import counts_at
 from strategies.core.flower import log
 from strategies.core.metrics import DP_EPSILON, TRAIN_LOSS
 from strategies.core.randomness import random_generator
-
-SPENT = "dp-sgd"
-"""Name in a client's memory of the steps that count for epsilon."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
 from fedkd_flwr.models.layers import chosen_layers
-from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.models.vectors import fill_from_vectors, fill_model, model_vectors
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.core.layer_choice import LayerChoice
@@ -103,5 +103,7 @@ class PersonalModelClient(ParameterClient):
 
     def recall_personal_model(self, received: Arrays) -> None:
         """Load the personal model of the last training, or the received model if there is none."""
-        if not self.memory.load_model("model", self.model):
+        if stored := self.stored_model:
+            fill_model(self.model, stored)
+        else:
             self.receive_model(received)

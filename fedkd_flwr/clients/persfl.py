@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
 import numpy as np
@@ -14,7 +14,7 @@ from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.distillation_search import Candidate, PairSearch
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.request import TRAIN
-from fedkd_flwr.models.vectors import copied_state
+from fedkd_flwr.models.vectors import copied_state, fill_model
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import (
     DivergedError,
@@ -68,6 +68,28 @@ class PersFLClient(ParameterClient):
     keeps_model = False
     settings: PersFLSettings
 
+    @dataclass(kw_only=True)
+    class State(ParameterClient.State):
+        """What the client keeps; dicts are empty and numbers zero before it is known.
+
+        Attributes
+        ----------
+        teacher, personalized : dict of str to Tensor
+            The best global model so far, and the model of stage 2.
+        teacher_choice : dict of str to float
+            The teacher's ``round`` and validation ``loss``.
+        choice : dict of str to float
+            What stage 2 chose, by the names of metrics.
+        personalized_in : int
+            The round of stage 2.
+        """
+
+        teacher: dict[str, Tensor] = field(default_factory=dict)
+        teacher_choice: dict[str, float] = field(default_factory=dict)
+        personalized: dict[str, Tensor] = field(default_factory=dict)
+        choice: dict[str, float] = field(default_factory=dict)
+        personalized_in: int = 0
+
     @property
     def soft_loss(self) -> SoftLoss:
         """The distillation loss of stage 2 (Eq. 3)."""
@@ -90,12 +112,14 @@ class PersFLClient(ParameterClient):
         """Evaluate the global model in stage 1, the personalized one in stage 2."""
         if received:
             return super().prepare_evaluation(received, server_round)
-        if self.memory.load_numbers("personalized-in").get("round") == server_round:
-            self.memory.load_model("personalized", self.model)
-            return self.memory.load_numbers("choice")
+        state = self.state
+        if state.personalized_in == server_round:
+            fill_model(self.model, state.personalized)
+            return dict(state.choice)
         # Stage 2 failed on this client: the teacher is its best model.
-        if self.memory.load_model("teacher", self.model):
-            return {"teacher-round": self.teacher_choice()["round"]}
+        if state.teacher:
+            fill_model(self.model, state.teacher)
+            return {"teacher-round": state.teacher_choice["round"]}
         # The client never took part and only has its initial model.
         self.model.load_state_dict(self.new_model().state_dict())
         return {}
@@ -111,11 +135,11 @@ class PersFLClient(ParameterClient):
         loss = evaluate(self.model, self.data.validation_images, self.data.validation_labels).loss
         # NaN never compares as larger, so it would remain the best.
         loss = loss if math.isfinite(loss) else math.inf
-        best = self.teacher_choice()
+        best = self.state.teacher_choice
         if best and self.settings.teacher == "optimal" and loss >= best["loss"]:
             return
-        self.memory.save_model("teacher", self.model)
-        self.memory.save_numbers("teacher-choice", {"round": float(aggregations), "loss": loss})
+        self.state.teacher = copied_state(self.model)
+        self.state.teacher_choice = {"round": float(aggregations), "loss": loss}
 
     def personalize(self, server_round: int) -> NDArray[np.int32]:
         """Distill from the teacher for every pair of the grid, and keep the best model.
@@ -138,24 +162,23 @@ class PersFLClient(ParameterClient):
             If the distillation diverged for every pair.
         """
         global_accuracy = self.test_accuracy()
-        self.memory.load_model("teacher", self.model)
+        fill_model(self.model, self.state.teacher)
         teacher_accuracy = self.test_accuracy()
         search = self.searched(server_round)
         if search.best < 0:
             raise DivergedError("all pairs diverged; lower persfl.distillation-learning-rate")
         self.model.load_state_dict(search.weights)
-        self.memory.save_model("personalized", self.model)
+        self.state.personalized = copied_state(self.model)
         imitation, temperature = self.settings.grid()[search.best]
-        choice = {
+        self.state.choice = {
             "lambda": imitation,
             "temperature": temperature,
-            "teacher-round": self.teacher_choice()["round"],
+            "teacher-round": self.state.teacher_choice["round"],
             "teacher-accuracy": teacher_accuracy,
             "global-accuracy": global_accuracy,
         }
-        self.memory.save_numbers("choice", choice)
         # A run that is extended has stage 2 again in a later round.
-        self.memory.save_numbers("personalized-in", {"round": server_round})
+        self.state.personalized_in = server_round
         return search.counts
 
     def searched(self, server_round: int) -> PairSearch:
@@ -181,7 +204,7 @@ class PersFLClient(ParameterClient):
         """Return the interrupted search if it had this teacher, else a new search."""
         folder = self.memory_folder
         progress = folder.read_progress(self.request.server_round) if folder else None
-        if progress and _are_alike(progress.numbers["teacher"], self.teacher_choice()):
+        if progress and _are_alike(progress.numbers["teacher"], self.state.teacher_choice):
             states = progress.load("generators") or {}
             for number, generator in enumerate(generators_of(self.device)):
                 # The run may continue on another device, for whose generator there is no state.
@@ -200,13 +223,9 @@ class PersFLClient(ParameterClient):
         progress = search.saved()
         states = enumerate(generator.get_state() for generator in generators_of(self.device))
         progress.save("generators", {str(number): state for number, state in states})
-        progress.save_numbers("teacher", self.teacher_choice())
+        progress.save_numbers("teacher", self.state.teacher_choice)
         progress.save_numbers("steps", {GRADIENT_STEPS.name: self.gradient_steps.taken})
         folder.write_progress(self.request.server_round, progress)
-
-    def teacher_choice(self) -> dict[str, float]:
-        """Return the teacher's round and loss, or an empty dictionary."""
-        return self.memory.load_numbers("teacher-choice")
 
     def distilled(
         self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int

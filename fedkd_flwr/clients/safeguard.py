@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.memory import Memory
+from fedkd_flwr.memory import MODEL, Memory
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import DivergedError
@@ -97,7 +97,7 @@ class Safeguard:
             log(WARNING, "Client %d: its private model: %s", alone.partition_id, error)
             alone.close()
         else:
-            alone.memory.save_model("model", alone.model)
+            alone.memory.save_model(MODEL, alone.model)
             self._memory.keep_part(GROUPS, alone.memory)
 
     def count(

@@ -1,5 +1,7 @@
 """The client of SCAFFOLD."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -15,24 +17,34 @@ class ScaffoldClient(ParameterClient):
     keeps_model = False
     settings: ScaffoldSettings
 
+    @dataclass(kw_only=True)
+    class State(ParameterClient.State):
+        """What the client keeps.
+
+        Attributes
+        ----------
+        control : Tensor
+            c_n, shape (parameters,).
+        """
+
+        control: Tensor
+
+    def begin(self) -> State:
+        """Return a control variate of zeros."""
+        return self.State(control=torch.zeros_like(flat_parameters(self.model)))
+
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train, update c_n, and reply with both."""
         self.receive_model(received)
         start = flat_parameters(self.model)
-        own = self.own_control(start)
-        correction = self.settings.correction * (self.tensor(received[CONTROL]) - own)
+        difference = self.tensor(received[CONTROL]) - self.state.control
+        correction = self.settings.correction * difference
         corrected = Linear(split_like_parameters(correction, self.model))
         loss = self.train_locally(server_round, corrected)
         mean_step = (start - flat_parameters(self.model)) / self.distance_scale(server_round)
-        renewed = mean_step - correction
-        self.memory.save(CONTROL, {CONTROL: renewed})
-        arrays = {**self.model_arrays(), CONTROL: renewed.cpu().numpy()}
+        self.state.control = mean_step - correction
+        arrays = {**self.model_arrays(), CONTROL: self.state.control.cpu().numpy()}
         return TrainReply(arrays, {"train-loss": loss})
-
-    def own_control(self, start: Tensor) -> Tensor:
-        """Return c_n, shape (parameters,). It is zero before the client has trained."""
-        kept = self.memory.load(CONTROL)
-        return torch.zeros_like(start) if kept is None else kept[CONTROL].to(self.device)
 
     def distance_scale(self, server_round: int) -> float:
         """Return K eta of the round: the distance that a unit gradient would move the model."""

@@ -56,7 +56,7 @@ class SpiderClient(ParameterClient):
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Prune the edges that are due, then train both supernets on the same batches."""
-        if not self.has_stored_model:
+        if not self.stored_model:
             self.receive_model(received)
         self.prune(server_round)
         with borrowed(self.architecture) as shared:

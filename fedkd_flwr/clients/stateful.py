@@ -10,12 +10,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.client import NumPyClient
-from torch import nn
+from torch import Tensor, nn
 
 from fedkd_flwr.clients.local_training import local_training
 from fedkd_flwr.clients.node import read_node
@@ -23,16 +25,22 @@ from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import (
+    MODEL,
     DamagedMemoryError,
     Memory,
     MemoryFolder,
+    StoredState,
     forget_old_runs,
     locked,
     own_context,
-    read_numbers,
     round_of,
 )
+from fedkd_flwr.memory import State as MethodState
 from strategies.core.plan import Settings
+from strategies.core.state import saved_fields
+
+OF_A_MESSAGE = ("request", "model", "_replaceable")
+"""Attributes that may be set while a message is served. The model is stored after a training."""
 
 
 class StatefulClient(NumPyClient):
@@ -51,12 +59,52 @@ class StatefulClient(NumPyClient):
     ----------
     memory : Memory
         What the client remembers; changes are kept at the end of a train message.
+    state : State
+        What the method's client keeps of its own, as declared by its class `State`.
     request : Request
         The message that is served.
     """
 
     keeps_model = True
     """Whether the client keeps its model between rounds instead of receiving one in each round."""
+
+    @dataclass(kw_only=True)
+    class State(MethodState):
+        """What the client keeps besides its model and momentum; methods add fields."""
+
+    def begin(self) -> State:
+        """Return the state before the first training."""
+        return self.State()
+
+    @property
+    def state(self) -> Any:
+        """The client's state. What is assigned to its fields is kept with a train message."""
+        return self._stored_state.value
+
+    @cached_property
+    def _stored_state(self) -> StoredState:
+        return StoredState(self.State, self.memory, self.run.torch_device, self.begin)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; while a message is served, none that would be lost after it.
+
+        Raises
+        ------
+        AttributeError
+            If it would be lost.
+        """
+        if "request" in vars(self) and self.request.server_round and name not in OF_A_MESSAGE:
+            raise AttributeError(
+                f"`{name}` would not survive this message; declare it in the state, or use a "
+                "local variable"
+            )
+        super().__setattr__(name, value)
+
+    @classmethod
+    def keeps_state(cls, run: RunConfig) -> bool:
+        """Return whether the clients of a run keep anything from one message to the next."""
+        keeps_own = cls.keeps_model or bool(saved_fields(cls.State))
+        return keeps_own or bool(run.dp_sgd.noise_multiplier) or run.plan.safeguard.is_on
 
     def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
         self.context = context
@@ -77,9 +125,9 @@ class StatefulClient(NumPyClient):
         """Its model."""
 
     @property
-    def has_stored_model(self) -> bool:
-        """Whether the memory has the client's model of an earlier training."""
-        return "model" in self.memory.tensors
+    def stored_model(self) -> dict[str, Tensor] | None:
+        """The weights of the client's model after its last training, if it keeps them."""
+        return self.memory.load(MODEL)
 
     @property
     def memory_folder(self) -> MemoryFolder | None:
@@ -134,6 +182,7 @@ class StatefulClient(NumPyClient):
         PolicyError
             If it is the memory of another run or of other settings.
         """
+        vars(self).pop("_stored_state", None)
         self._require_own_files()
         folder = self.memory_folder
         if folder and self._is_behind(folder, before_round):
@@ -164,6 +213,7 @@ class StatefulClient(NumPyClient):
         PolicyError
             If it is the memory of another run or of other settings.
         """
+        vars(self).pop("_stored_state", None)
         self._require_own(self.memory)
         self._require_own_files()
         self.memory.replace(Memory())
@@ -177,8 +227,7 @@ class StatefulClient(NumPyClient):
             return
         # What is damaged has no use, whoever wrote it.
         with suppress(DamagedMemoryError):
-            if newest := folder.newest():
-                self._require_own(Memory(numbers=read_numbers(newest)))
+            self._require_own(Memory(numbers=folder.numbers()))
 
     def _require_own(self, memory: Memory) -> None:
         """Refuse to replace or to use the memory of another run or of other settings.
@@ -195,20 +244,23 @@ class StatefulClient(NumPyClient):
     def _note(self, server_round: int) -> None:
         """Note the trained model in the memory, before an evaluation changes it, and the round."""
         if self.keeps_model:
-            self.memory.save_model("model", self.model)
+            self.memory.save_model(MODEL, self.model)
+        if "_stored_state" in vars(self):
+            self._stored_state.save(self.memory)
         self.memory.note_round(server_round, self._owner, len(self.request.starts) or 1)
 
     def _keep(self, server_round: int) -> None:
         """Keep the memory in the context and on disk. A message that fails before keeps nothing."""
         self._kept_in.keep(self.memory)
-        folder = self.memory_folder
-        if folder is None:
-            return
-        # Where one process has all clients, the run directory waits for the disk once a round.
+        folder, is_new = self.memory_folder, self.request.trained_rounds > 0
         on_node = not self._kept_in.is_in_process
-        folder.write(self.memory, on_node, self._replaceable)
+        # Where one process has all clients, the run directory writes one file for the round. The
+        # rounds of a new client that joins after the training are its own.
+        if folder is None or not (on_node or is_new) or not self.memory.holds_state:
+            return
+        folder.write(self.memory, self._replaceable)
+        folder.sync(server_round)
         if on_node:
-            folder.sync(server_round)
             forget_old_runs(folder, self.node.runs_kept)
 
 
@@ -218,8 +270,38 @@ def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str
     The id comes in a message. By it alone, a run could continue from a model that another run
     trained without noise, and account for its own noise only.
     """
+    return _owner(run_id, SameObjects(run, settings))
+
+
+@dataclass(frozen=True, eq=False)
+class SameObjects:
+    """The configs of a run as the key of a cache, compared by identity: nobody changes them.
+
+    Attributes
+    ----------
+    run : RunConfig
+        The run config.
+    settings : Settings
+        The settings of the method.
+    """
+
+    run: RunConfig
+    settings: Settings
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SameObjects):
+            return False
+        return self.run is other.run and self.settings is other.settings
+
+    def __hash__(self) -> int:
+        return hash((id(self.run), id(self.settings)))
+
+
+@lru_cache(maxsize=4)
+def _owner(run_id: str, configs: SameObjects) -> dict[str, float]:
+    run = configs.run
     trained = run.strategy, run.dp_sgd, run.training, run.models, run.plan.seed
-    text = repr((run_id, *trained, settings))
+    text = repr((run_id, *trained, configs.settings))
     digest = hashlib.sha256(text.encode()).digest()
     # Integers of six bytes are exact in a float.
     return {str(n): float(int.from_bytes(digest[n : n + 6])) for n in range(0, 30, 6)}

@@ -20,7 +20,7 @@ from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.clients.tracebacks import Tracebacks
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.grids import MessageGrid
-from fedkd_flwr.memory import InProcessContext
+from fedkd_flwr.memory import InProcessContext, Memory, memories_in
 from fedkd_flwr.models import model_pool
 from fedkd_flwr.models.features import own_widths
 from fedkd_flwr.runs import Run
@@ -106,6 +106,10 @@ class InProcessGrid(MessageGrid):
     def contexts(self) -> dict[int, Context]:
         """Every client's context with its memory, by partition-id."""
         return {int(c.node_config["partition-id"]): c for c in self._contexts.values()}
+
+    def memories(self) -> dict[int, Memory]:
+        """Return the memories of clients whose contexts hold them, by partition-id."""
+        return memories_in(self.contexts)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of all clients."""

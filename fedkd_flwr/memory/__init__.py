@@ -1,34 +1,42 @@
 """What a client remembers between messages, in Flower's context and in a folder."""
 
-from fedkd_flwr.memory.context import InProcessContext, own_context
+from fedkd_flwr.memory.context import InProcessContext, memories_in, own_context
 from fedkd_flwr.memory.folder import (
     PROGRESS,
-    ROUNDS_KEPT,
     RUNS_KEPT,
-    DamagedMemoryError,
     ForgottenRunError,
     MemoryFolder,
     forget_old_runs,
-    read_numbers,
-    require_readable,
-    round_of,
 )
 from fedkd_flwr.memory.lock import locked
-from fedkd_flwr.memory.memory import Memory
+from fedkd_flwr.memory.memory import MODEL, SPENT, Memory
+from fedkd_flwr.memory.round_files import (
+    ROUNDS_KEPT,
+    TOGETHER,
+    DamagedMemoryError,
+    SharedFolder,
+    round_of,
+)
+from fedkd_flwr.memory.state import State, StoredState
 
 __all__ = [
+    "MODEL",
     "PROGRESS",
     "ROUNDS_KEPT",
     "RUNS_KEPT",
+    "SPENT",
+    "TOGETHER",
     "DamagedMemoryError",
     "ForgottenRunError",
     "InProcessContext",
     "Memory",
     "MemoryFolder",
+    "SharedFolder",
+    "State",
+    "StoredState",
     "forget_old_runs",
     "locked",
+    "memories_in",
     "own_context",
-    "read_numbers",
-    "require_readable",
     "round_of",
 ]

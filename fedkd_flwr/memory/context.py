@@ -4,6 +4,8 @@ Flower hands ``context.state`` from one message of a node to the next, also betw
 machines. If one process handles all messages, its contexts hold the memory itself.
 """
 
+from collections.abc import Mapping
+
 import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord, RecordDict, UserConfig
 
@@ -46,6 +48,12 @@ class InProcessContext(Context):
     def keep(self, memory: Memory) -> None:
         """Keep a memory for the next message."""
         self.memory = memory
+
+
+def memories_in(contexts: Mapping[int, Context]) -> dict[int, Memory]:
+    """Return the memories of the contexts that hold one."""
+    kept = contexts.items()
+    return {n: context.memory for n, context in kept if isinstance(context, InProcessContext)}
 
 
 class ContextOfNode:

@@ -3,7 +3,8 @@
 Flower's context exists as long as its SuperNode or simulation. With a ``state-dir`` a client also
 writes its memory to ``STATE-DIR/PARTITION-ID/RUN/``, so that a restarted node or a resumed run can
 continue, with any engine. The client's last two rounds are kept, because the server may have to
-repeat the newest one.
+repeat the newest one. A process that serves all clients writes one file for all of them, see
+`fedkd_flwr.memory.round_files`; every engine reads both.
 
 Each run has its own folder, and a node keeps the last few runs. The memory of older runs is
 removed, but a mark remains: a node that is asked to continue such a run refuses instead of
@@ -12,29 +13,29 @@ starting over.
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
 from fedkd_flwr.files import make_folder, sync, write_arrays, write_text
 from fedkd_flwr.memory.lock import locked
 from fedkd_flwr.memory.memory import Memory
+from fedkd_flwr.memory.round_files import (
+    MEMORIES,
+    ROUNDS_KEPT,
+    DamagedMemoryError,
+    SharedFolder,
+    arrays_of_memory,
+    contents_of,
+    read_memory,
+    require_readable,
+    round_of,
+)
 from strategies.core.flower import log
-
-MEMORIES = "round-*.safetensors"
-"""Pattern of the files with a client's memory, one for each of its rounds."""
 
 PROGRESS = "progress-*.safetensors"
 """Pattern of the files with a client's progress within a long message, one for each round."""
-
-ROUNDS_KEPT = 2
-"""Number of rounds, the newest included, whose checkpoints and memories are kept on disk."""
 
 RUNS_KEPT = 5
 """Number of runs whose memory is kept on disk, if the node config has no ``keep-runs``."""
@@ -44,10 +45,6 @@ FORGOTTEN = "forgotten"
 
 ORDER = "runs.txt"
 """Name of the file, beside a client's folders of runs, with their names in the order of use."""
-
-
-class DamagedMemoryError(RuntimeError):
-    """A memory on disk that cannot be read. The message is one sentence."""
 
 
 class ForgottenRunError(RuntimeError):
@@ -71,12 +68,19 @@ class MemoryFolder:
         """Return the folders of all clients that remember a run on this machine."""
         return [cls(path) for path in sorted(state_dir.glob(f"[0-9]*/{run_id}"))]
 
+    @property
+    def _together(self) -> SharedFolder:
+        return SharedFolder.of_run(self.path.parents[1], self.path.name)
+
+    @property
+    def _client(self) -> str:
+        return self.path.parent.name
+
     # ---- The memory after a round ----------------------------------------------------
 
     def write(
         self,
         memory: Memory,
-        durable: bool = False,
         replaceable: Collection[Path] | None = None,
     ) -> None:
         """Write a memory as that of its round, completely or not at all; `sync` makes it last.
@@ -85,14 +89,11 @@ class MemoryFolder:
         ----------
         memory : Memory
             With its round noted.
-        durable : bool
-            Whether the content is on the disk before it is moved into place and older memories
-            are removed; see `fedkd_flwr.files.replacing`.
         replaceable : collection of Path, optional
             Memories that may be removed; by default all.
         """
         newest = self.file(memory.server_round)
-        self._write(newest, memory, durable)
+        self._write(newest, memory, durable=True)
         (self.path / FORGOTTEN).unlink(missing_ok=True)
         self.remove_progress(memory.server_round)
         # Memories of later rounds are from before the run was continued from an earlier round.
@@ -107,9 +108,10 @@ class MemoryFolder:
         return sorted(self.path.glob(MEMORIES))
 
     def last_round(self, before_round: float) -> int:
-        """Return the last round before another that has a memory here; 0 for none."""
+        """Return the last round before another that has a memory on disk; 0 for none."""
         rounds = map(round_of, self.path.glob(MEMORIES))
-        return max((known for known in rounds if known < before_round), default=0)
+        own = max((known for known in rounds if known < before_round), default=0)
+        return max(own, self._together.round_of_client(self._client, before_round))
 
     def sync(self, server_round: int) -> None:
         """Wait until the memory of a round is on the disk, and the names of its folders."""
@@ -126,11 +128,51 @@ class MemoryFolder:
         DamagedMemoryError
             If it cannot be read.
         """
-        file = self.newest(before_round)
-        return read_memory(file) if file else None
+        own, shared = self._newest(before_round)
+        if shared:
+            return self._together.read(self._client, shared)
+        return read_memory(own) if own else None
+
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """Return the numbers of the newest memory; empty if there is none.
+
+        Raises
+        ------
+        ForgottenRunError, DamagedMemoryError
+            As of `read`.
+        """
+        own, shared = self._newest(math.inf)
+        if shared:
+            return self._together.numbers(self._client, shared)
+        return contents_of(own).metadata["numbers"] if own else {}
+
+    def require_readable(self, before_round: float) -> None:
+        """Check that the newest memory from before a round can be read.
+
+        Raises
+        ------
+        ForgottenRunError, DamagedMemoryError
+            As of `read`.
+        """
+        if file := self.newest(before_round):
+            require_readable(file)
+
+    def _newest(self, before_round: float) -> tuple[Path | None, int]:
+        """Return the newest memory from before a round: its own file, or the round of a shared one.
+
+        Both may have a memory of one round if two engines have served the run. The one that was
+        written after more starts of the run is then the newer one.
+        """
+        own, shared = self.newest(before_round), self._together
+        known = shared.round_of_client(self._client, before_round)
+        if own is None or known != round_of(own):
+            return (own, 0) if own and round_of(own) > known else (None, known)
+        of_own = Memory(numbers=contents_of(own).metadata["numbers"])
+        of_shared = Memory(numbers=shared.numbers(self._client, known))
+        return (own, 0) if of_own.start > of_shared.start else (None, known)
 
     def newest(self, before_round: float = math.inf) -> Path | None:
-        """Return the file with the newest memory from before a round, if there is one.
+        """Return the client's own file with the newest memory from before a round, if there is one.
 
         Raises
         ------
@@ -201,74 +243,8 @@ class MemoryFolder:
     def _write(self, file: Path, memory: Memory, durable: bool) -> None:
         make_folder(self.path.parents[1])  # the state-dir; `sync` waits for folders below it
         self.path.mkdir(parents=True, exist_ok=True)
-        arrays = {
-            f"{group}/{name}": tensor.detach().cpu().numpy()
-            for group, tensors in memory.tensors.items()
-            for name, tensor in tensors.items()
-        }
-        write_arrays(file, arrays, {"numbers": json.dumps(memory.numbers)}, durable)
-
-
-def read_numbers(file: Path) -> dict[str, dict[str, float]]:
-    """Read the numbers of a memory alone.
-
-    Raises
-    ------
-    DamagedMemoryError
-        If they cannot be read.
-    """
-    try:
-        with safe_open(file, framework="numpy") as stored:
-            numbers: dict[str, dict[str, float]] = json.loads((stored.metadata() or {})["numbers"])
-            return numbers
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise _damaged(file, str(error)) from None
-
-
-def round_of(file: Path) -> int:
-    """Return the round of a file."""
-    return int(file.stem.rpartition("-")[2])
-
-
-def read_memory(file: Path) -> Memory:
-    """Read a memory.
-
-    Raises
-    ------
-    DamagedMemoryError
-        If it cannot be read.
-    """
-    groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    try:
-        with safe_open(file, framework="numpy") as stored:
-            numbers = json.loads((stored.metadata() or {})["numbers"])
-            for key in stored.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                group, _, name = key.partition("/")
-                groups[group][name] = torch.from_numpy(stored.get_tensor(key))
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise _damaged(file, reason) from None
-    return Memory(groups, numbers)
-
-
-def require_readable(file: Path) -> None:
-    """Check that a memory file exists and is complete.
-
-    Raises
-    ------
-    DamagedMemoryError
-        If it is not.
-    """
-    try:
-        with safe_open(file, framework="numpy"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise _damaged(file, str(error)) from None
-
-
-def _damaged(file: Path, reason: str) -> DamagedMemoryError:
-    remedy = "restore it from a backup, or repeat the run"
-    return DamagedMemoryError(f"{file} is damaged ({reason}); {remedy}.")
+        numbers = {"numbers": json.dumps(memory.numbers)}
+        write_arrays(file, arrays_of_memory(memory), numbers, durable)
 
 
 # ---- The last few runs -------------------------------------------------------------------

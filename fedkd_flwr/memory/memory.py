@@ -1,17 +1,28 @@
 """A client's memory: named groups of tensors, and named groups of numbers."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
-
-from fedkd_flwr.models.vectors import fill_model
 
 ROUND = "progress"
 """Name of the numbers with the round that a memory includes."""
 
 OWNER = "owner"
 """Name of the numbers that tell to which run a memory belongs."""
+
+SPENT = "dp-sgd"
+"""Name of the tensor of the steps that count for epsilon."""
+
+MODEL = "model"
+"""Name of the tensors of the client's model."""
+
+MOMENTA, OF_HEAD = "optimizer", "head-optimizer"
+"""Name of the tensors of optimizers, and of those of FedRep in earlier versions."""
+
+OF_SESSION = (ROUND, OWNER, SPENT, MODEL, MOMENTA)
+"""Names of what every method's client keeps; the state of a method has other ones."""
 
 
 class Memory:
@@ -47,6 +58,11 @@ class Memory:
     def start(self) -> int:
         """Which start of the run the last round was after, counted from 1."""
         return int(self.load_numbers(ROUND).get("start", 1))
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether it holds more than the round and the run, and so belongs on disk."""
+        return bool(self.tensors or self.numbers.keys() - {ROUND, OWNER})
 
     def draft(self) -> "Memory":
         """Return a copy that a message may change. Afterwards one of the two replaces the other."""
@@ -89,11 +105,7 @@ class Memory:
 
     def save(self, group: str, tensors: Mapping[str, Tensor]) -> None:
         """Store copies of named tensors, and replace the group."""
-        self.tensors[group] = {
-            # A contiguous copy: a view of rows of a stack of clients would keep all of it.
-            name: tensor.detach().clone(memory_format=torch.contiguous_format)
-            for name, tensor in tensors.items()
-        }
+        self.tensors[group] = {name: _copied(tensor) for name, tensor in tensors.items()}
         self.changed.add(group)
 
     def load(self, group: str) -> dict[str, Tensor] | None:
@@ -109,84 +121,102 @@ class Memory:
         """Return the numbers of a group, or an empty dictionary."""
         return self.numbers.get(group, {})
 
+    def forget(self, group: str) -> None:
+        """Remove a group, if there is one."""
+        if self.tensors.pop(group, None) is not None or self.numbers.pop(group, None) is not None:
+            self.changed.add(group)
+
     # ---- Models and optimizers -----------------------------------------------------------
 
     def save_model(self, group: str, model: nn.Module) -> None:
         """Store a model's parameters and buffers."""
         self.save(group, model.state_dict())
 
-    def load_model(self, group: str, model: nn.Module) -> bool:
-        """Load stored weights into a model. Return False if there are none."""
-        tensors = self.load(group)
-        if tensors is None:
-            return False
-        fill_model(model, tensors)
-        return True
-
-    def save_optimizer(
+    def save_momentum(
         self,
-        group: str,
         optimizer: torch.optim.Optimizer,
+        names: Mapping[nn.Parameter, str],
         without: Collection[nn.Parameter] = (),
     ) -> None:
-        """Store an optimizer's state, such as momenta and step counts.
+        """Store an optimizer's state, such as momenta and step counts, by parameter.
 
-        An entry's name is its parameter's place and its own name, such as ``3/exp_avg``.
+        An entry's name is that of its parameter and its own, as ``model/head.bias/exp_avg``.
 
         Parameters
         ----------
-        group : str
-            The group, which is replaced; removed if the optimizer has no state.
         optimizer : torch.optim.Optimizer
             The optimizer.
+        names : mapping of nn.Parameter to str
+            The network and name of each parameter.
         without : collection of nn.Parameter
-            Parameters whose state is left out.
+            Parameters whose stored state stays as it is.
         """
-        left_out, states = _places(optimizer, without), optimizer.state_dict()["state"]
-        entries = {
-            f"{place}/{name}": torch.as_tensor(value)
-            for place, state in states.items()
-            for name, value in state.items()
-            if value is not None and place not in left_out
+        trained = {names[own]: own for own in _parameters(optimizer, without)}
+        if not trained:
+            return
+        momenta = {
+            f"{name}/{part}": tensor
+            for name, parts in self._momenta().items()
+            for part, tensor in parts.items()
+            if name not in trained and not name.isdigit()
         }
-        if entries:
-            self.save(group, entries)
-        elif not states and self.tensors.pop(group, None) is not None:
-            self.changed.add(group)
+        for name, own in trained.items():
+            for part, value in optimizer.state.get(own, {}).items():
+                if value is not None:
+                    momenta[f"{name}/{part}"] = _copied(torch.as_tensor(value))
+        self.forget(MOMENTA)
+        self.forget(OF_HEAD)
+        if momenta:
+            self.tensors[MOMENTA] = momenta
+            self.changed.add(MOMENTA)
 
-    def load_optimizer(
+    def _momenta(self) -> dict[str, dict[str, Tensor]]:
+        """Return the stored state of optimizers by parameter.
+
+        Earlier versions named a parameter by its place in the optimizer.
+        """
+        momenta: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for entry, value in (self.load(MOMENTA) or self.load(OF_HEAD) or {}).items():
+            name, _, part = entry.rpartition("/")
+            momenta[name][part] = value
+        return momenta
+
+    def load_momentum(
         self,
-        group: str,
         optimizer: torch.optim.Optimizer,
+        names: Mapping[nn.Parameter, str],
         without: Collection[nn.Parameter] = (),
     ) -> None:
         """Load the stored state into an optimizer, if any. Its learning rate does not change.
 
-        Entries for more parameters than the optimizer has are of a larger model: they stay out.
-
         Parameters
         ----------
-        group : str
-            The group.
         optimizer : torch.optim.Optimizer
             The optimizer.
+        names : mapping of nn.Parameter to str
+            The network and name of each parameter.
         without : collection of nn.Parameter
             Parameters that start without state.
         """
-        starts_anew = _places(optimizer, without)
-        size = sum(len(part["params"]) for part in optimizer.param_groups)
-        state: dict[int, dict[str, Tensor]] = {}
-        for entry, value in (self.load(group) or {}).items():
-            place, _, name = entry.partition("/")
-            if int(place) < size and int(place) not in starts_anew:
+        momenta, left_out, state = self._momenta(), set(without), {}
+        for place, own in enumerate(_parameters(optimizer)):
+            parts = momenta.get(names[own]) or momenta.get(str(place))
+            if parts and own not in left_out:
                 # The optimizer changes its state in place, but the memory must not change.
-                state.setdefault(int(place), {})[name] = value.clone()
+                state[place] = {part: value.clone() for part, value in parts.items()}
         if state:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def _places(optimizer: torch.optim.Optimizer, chosen: Collection[nn.Parameter]) -> set[int]:
-    """Return the places of some parameters among those of an optimizer."""
-    ids = set(map(id, chosen))
-    parameters = (p for part in optimizer.param_groups for p in part["params"])
-    return {place for place, parameter in enumerate(parameters) if id(parameter) in ids}
+def _copied(tensor: Tensor) -> Tensor:
+    """Return a contiguous copy: a view of rows of a stack of clients would keep all of it."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _parameters(
+    optimizer: torch.optim.Optimizer, without: Collection[nn.Parameter] = ()
+) -> list[nn.Parameter]:
+    """Return the parameters of an optimizer in their order, but for some."""
+    left_out = set(without)
+    parameters = (own for part in optimizer.param_groups for own in part["params"])
+    return [own for own in parameters if own not in left_out]

@@ -39,7 +39,8 @@ class EstimatorModel(nn.Module):
     first fit all classes are equally probable. `create` returns an estimator that is not fitted.
     `trusted` are types, besides those that skops knows to be safe, that a stored state may have. By
     default, for a state that this client has written itself, these are all of the packages to which
-    the estimator and its parts belong.
+    the estimator and its parts belong. `was_fitted` tells whether this object was fitted, also in
+    vain; a stored state does not count.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class EstimatorModel(nn.Module):
         self._trusted = trusted
         self._state: dict[str, Any] | None = {"estimator": None, "labels": np.arange(classes)}
         self._packed: Tensor | None = None
+        self.was_fitted = False
 
     @property
     def estimator(self) -> Any:
@@ -65,6 +67,7 @@ class EstimatorModel(nn.Module):
         Samples (n, ...) are rows of numbers, labels (n,) are 0..K-1. Rows whose weight (n,) is 0
         are left out.
         """
+        self.was_fitted = True
         kept = (weights > 0).cpu().numpy()
         present, numbers = np.unique(labels.cpu().numpy()[kept], return_inverse=True)
         estimator = None

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedkd_flwr.files import sync, write_arrays
-from fedkd_flwr.memory import ROUNDS_KEPT, MemoryFolder
+from fedkd_flwr.memory import ROUNDS_KEPT, TOGETHER, MemoryFolder, SharedFolder
 from fedkd_flwr.runs.reading import damaged
 from strategies.core.rounds import RoundRecord
 
@@ -196,8 +196,11 @@ def _part(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any
 
 def keep_last_memories(run_directory: Path) -> None:
     """Remove all but the newest memory of every client in the run directory."""
-    for folder in clients_folder(run_directory).glob("*/*"):
+    clients = clients_folder(run_directory)
+    for folder in clients.glob("[0-9]*/*"):
         MemoryFolder(folder).keep_newest()
+    for folder in clients.glob(f"{TOGETHER}/*"):
+        SharedFolder(folder).keep_newest()
 
 
 def remove_checkpoint(run_directory: Path) -> None:

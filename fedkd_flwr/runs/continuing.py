@@ -8,13 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkd_flwr.config import KEYS_WITHOUT_EFFECT, ConfigError, Configuration, lost_keys
+from fedkd_flwr.config import (
+    KEYS_WITHOUT_EFFECT,
+    ConfigError,
+    Configuration,
+    RunConfig,
+    lost_keys,
+)
 from fedkd_flwr.files import write_text
 from fedkd_flwr.memory import (
     DamagedMemoryError,
     ForgottenRunError,
     MemoryFolder,
-    require_readable,
+    SharedFolder,
 )
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
@@ -240,22 +246,24 @@ def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None
         if not _any_remembers(folders, completed):
             raise DamagedRunError(_no_memory(run, state_dir, completed))
         for folder in folders:
-            if memory := folder.newest(completed + 1):
-                require_readable(memory)
+            folder.require_readable(completed + 1)
     except DamagedMemoryError as error:
         raise DamagedRunError(str(error)) from None
     except ForgottenRunError as error:
         raise RunDirectoryError(f"{run.path} cannot be continued: {error}.") from None
 
 
-def require_memories(run: Run, state_dir: str) -> Checkpoint:
+def require_memories(run: Run, wanted: RunConfig) -> Checkpoint:
     """Return the checkpoint to continue from, if clients on this machine find their memory of it.
 
     A client without its memory would restart from scratch in the middle of the run. Raises
     `RunDirectoryError` if no client remembers the last complete round, or as in
     `checkpoint_to_continue_from`.
     """
+    state_dir = wanted.state_dir
     checkpoint, _ = checkpoint_to_continue_from(run, state_dir)
+    if not wanted.method.client.keeps_state(wanted):
+        return checkpoint
     completed, folders = checkpoint.completed_rounds, _memory_folders(run, state_dir)
     if completed and not _any_remembers(folders, completed):
         raise RunDirectoryError(_no_memory(run, state_dir, completed))
@@ -268,12 +276,15 @@ def _no_memory(run: Run, state_dir: str, completed: int) -> str:
     return f"{run.path} cannot be continued: {missing} is not {where}."
 
 
-def _memory_folders(run: Run, state_dir: str) -> list[MemoryFolder]:
-    """Return the folders of the clients that remember a run on this machine."""
-    return MemoryFolder.of_run(Path(state_dir), run.run_id) if state_dir and run.run_id else []
+def _memory_folders(run: Run, state_dir: str) -> list[MemoryFolder | SharedFolder]:
+    """Return the folders with memories of a run on this machine."""
+    if not (state_dir and run.run_id):
+        return []
+    path, run_id = Path(state_dir), run.run_id
+    return [*MemoryFolder.of_run(path, run_id), SharedFolder.of_run(path, run_id)]
 
 
-def _any_remembers(folders: Iterable[MemoryFolder], server_round: int) -> bool:
+def _any_remembers(folders: Iterable[MemoryFolder | SharedFolder], server_round: int) -> bool:
     return any(folder.file(server_round).exists() for folder in folders)
 
 

@@ -12,7 +12,7 @@ attempt changes nothing.
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
@@ -26,7 +26,7 @@ from safetensors.numpy import load_file
 from fedkd_flwr.config.run_config import TRACKERS
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.files import open_private, sync, write_arrays, write_text
-from fedkd_flwr.memory import PROGRESS
+from fedkd_flwr.memory import PROGRESS, Memory, SharedFolder
 from fedkd_flwr.runs.arrays import append_array
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
@@ -56,7 +56,6 @@ from fedkd_flwr.runs.writing import (
     begin_to_continue,
     global_model_file,
     global_models,
-    sync_memories,
     sync_round,
     write_json,
 )
@@ -86,6 +85,8 @@ class RunDirectory(Observer):
         Are informed of the events of the run; see `watched_by`.
     newcomers : list of int
         Clients that join without further rounds, see `fedkd_flwr.runs.continuing`.
+    memories : callable
+        Returns the memories by partition-id of clients in this process, which it writes each round.
     """
 
     def __init__(self, path: Path, configuration: "Configuration") -> None:
@@ -93,6 +94,7 @@ class RunDirectory(Observer):
         self._code = tuple(names_of_code(configuration.flat()))
         self.observers: list[Observer] = []
         self.newcomers: list[int] = []
+        self.memories: Callable[[], Mapping[int, Memory]] = dict
         self._state_dir = configuration.run.state_dir
         self._started_at = monotonic()
         self._seconds_before = 0.0
@@ -190,8 +192,7 @@ class RunDirectory(Observer):
                 self._save_global_model(record)
             self._append("rounds.jsonl", [record.row])
             sync_round(self.path, record.server_round, self._appended)
-            clients = {int(row["partition_id"]) for row in record.clients}
-            sync_memories(self._state_dir, self.run_id, clients, record.server_round)
+            self._write_memories(record.server_round)
             write_checkpoint(self.path, record, self.seconds, sorted(self._appended))
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
@@ -273,6 +274,12 @@ class RunDirectory(Observer):
         if self._lock_file:
             self._lock_file.close()
         self._lock_file = None
+
+    def _write_memories(self, server_round: int) -> None:
+        """Write what clients in this process keep of a round; those elsewhere do it themselves."""
+        if self._state_dir:
+            folder = SharedFolder.of_run(absolute(self._state_dir), self.run_id)
+            folder.write(self.memories(), server_round)
 
     @property
     def _stays(self) -> bool:

@@ -4,18 +4,13 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.files import sync, write_text
-from fedkd_flwr.memory import MemoryFolder, round_of
+from fedkd_flwr.memory import round_of
 from fedkd_flwr.runs.checkpoint import forget_checkpoints_after
-from fedkd_flwr.runs.folders import absolute
 from fedkd_flwr.runs.reading import MATRICES, Row, Run
-
-DISK_WAITS = 16
-"""Threads that wait for the disk at the same time, which then writes in one go."""
 
 
 def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
@@ -47,19 +42,6 @@ def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) 
     files = (run_directory / name for name in appended)
     for path in (*files, *filter(Path.exists, (model, *folders))):
         sync(path)
-
-
-def sync_memories(state_dir: str, run_id: str, clients: Iterable[int], server_round: int) -> None:
-    """Wait until the memories of a round, where they are on this machine, are on the disk.
-
-    Raises `OSError` if the disk refuses.
-    """
-    if not state_dir:
-        return
-    folders = [MemoryFolder(absolute(state_dir) / str(n) / run_id) for n in clients]
-    written = [folder for folder in folders if folder.file(server_round).exists()]
-    with ThreadPoolExecutor(DISK_WAITS) as pool:
-        list(pool.map(lambda folder: folder.sync(server_round), written))
 
 
 def global_model_file(run_directory: Path, server_round: int) -> Path:

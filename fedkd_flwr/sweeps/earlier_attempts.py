@@ -44,7 +44,7 @@ def rounds_to_continue_from(path: Path, values: Mapping[str, Scalar]) -> int:
     try:
         configuration = engines.resumed(path, changeable(values), names_of_code(values))
         changed_settings(run, configuration)
-        return require_memories(run, configuration.run.state_dir).completed_rounds
+        return require_memories(run, configuration.run).completed_rounds
     except (ConfigError, RunDirectoryError):
         return 0
 

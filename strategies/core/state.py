@@ -31,7 +31,8 @@ class OtherStateError(ValueError):
 def unsaved() -> Any:
     """Declare a field that is not saved, by default an empty tuple.
 
-    A run that is interrupted repeats its last round, and so computes the field again.
+    A run that is interrupted repeats its last round, and so computes the field again. A client has
+    the field while it serves a message.
     """
     return field(default=(), metadata={"unsaved": True})
 
@@ -48,7 +49,7 @@ def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
     parts = (
         value
         if isinstance(value, Mapping)
-        else {f.name: getattr(value, f.name) for f in _saved(value)}
+        else {f.name: getattr(value, f.name) for f in saved_fields(value)}
     )
     for key, part in parts.items():
         if isinstance(part, np.ndarray):
@@ -79,7 +80,7 @@ def read_state(kind: type[AnyState], arrays: Arrays) -> AnyState:
     return state
 
 
-def _saved(kind: Any) -> list[Any]:
+def saved_fields(kind: Any) -> list[Any]:
     """Return the fields of a dataclass that are saved."""
     return [f for f in fields(kind) if "unsaved" not in f.metadata]
 
@@ -117,7 +118,7 @@ def _read_fields(kind: Any, tree: dict[str, Any], name: str) -> Any:
     return kind(
         **{
             f.name: _read(hints[f.name], tree.get(f.name), f"{name}{f.name}/")
-            for f in _saved(kind)
+            for f in saved_fields(kind)
             if f.name in tree or (f.default is MISSING and f.default_factory is MISSING)
         }
     )
