@@ -33,6 +33,7 @@ from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import MEMBERS, Membership
 from strategies.core.method_hooks import MethodHooks
+from strategies.core.method_record import Need
 from strategies.core.metrics import OF_TRAINING, add_to_metrics
 from strategies.core.new_clients import NEW_CLIENTS, NewClientResults, receive_new_clients
 from strategies.core.plan import RunPlan, Settings
@@ -80,10 +81,10 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         self.settings = settings
         self.observer = observer or Observer()
         self.server_models: ServerModels | None = server_models
-        self.members = Membership(plan, self.needs_public_data)
+        self.members = Membership(plan, Need.PUBLIC_DATA in self.record.needs)
         self.completed_rounds = 0
         self._rounds_before = 0
-        self.evaluations = Evaluations(plan, self.clients, self.second_evaluation)
+        self.evaluations = Evaluations(plan, self.clients, self.record.second_evaluation)
         self.state: State | None = None
         self.round = CurrentRound(Exchange(self.clients, 0, plan))
 
@@ -95,7 +96,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
 
     def new_client_rounds(self) -> int:
         """Return the number of training rounds of new clients."""
-        if not self.trains_new_clients:
+        if not self.record.trains_new_clients:
             return 0
         return self.plan.new_client_rounds or self.plan.num_server_rounds
 
@@ -107,7 +108,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
             {n: self.new_client_payload(step, n) for n in new_clients},
             lambda n: self.expected_arrays(step, n),
             self.check_reply,
-            self.train_metrics,
+            self.record.train_metrics,
         )
         if replies:
             self.state = self.with_new_clients(step, replies)
@@ -225,7 +226,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         self._discard_evaluations(server_round, sampled)
         self.state = self.state_before_training(server_round, sampled)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
-        counts = self.evaluates_trained_model or bool(self.second_evaluation)
+        counts = self.record.evaluates_trained_model or bool(self.record.second_evaluation)
         evaluate = counts and self.plan.is_evaluated(server_round)
         return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
 
@@ -239,7 +240,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         valid = exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
-            (*OF_TRAINING, *self.train_metrics, *self.evaluations.counts_of_training),
+            (*OF_TRAINING, *self.record.train_metrics, *self.evaluations.counts_of_training),
             self._check_train_reply,
         )
         exchange.require_replies(len(valid), self.completed_rounds)
@@ -324,7 +325,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         return self._evaluations_in(self.round.send(messages, self.plan.round_timeout))
 
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
-        return self.evaluations.read(self.round.exchange, replies, self.evaluation_metrics)
+        return self.evaluations.read(self.round.exchange, replies, self.record.evaluation_metrics)
 
     # ---- Steps and results of a round ------------------------------------------------
 
@@ -332,7 +333,7 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         """Discard counts of models that change; after the last round all are evaluated."""
         is_last = server_round == self.plan.num_server_rounds
         self.evaluations.discard(
-            self.clients if is_last or not self.evaluates_trained_model else sampled
+            self.clients if is_last or not self.record.evaluates_trained_model else sampled
         )
 
     def _check_train_reply(self, reply: Reply) -> None:
@@ -346,7 +347,9 @@ class PersonalizedStrategy(MethodHooks, Strategy):
             "round": server_round,
             **accuracy_statistics(results.values()),
             **standard_error(results.values(), sampled_from),
-            **self.round.columns((*self.train_metrics, *accuracies_of(self.second_evaluation))),
+            **self.round.columns(
+                (*self.record.train_metrics, *accuracies_of(self.record.second_evaluation))
+            ),
             "absent": self.plan.num_clients - len(self.members.reachable(self.round.grid)),
             **self.round_metrics(),
             **self.round.seconds_by_phase(),
@@ -361,9 +364,9 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         if server_round not in (self.plan.num_server_rounds, self._early_stopping.best_round):
             evaluations = without_answers(evaluations)
         clients = self.round.client_rows(self.clients, evaluations)
-        model = self.global_model() if self.keeps_global_models else {}
+        model = self.global_model() if self.record.keeps_global_models else {}
         tables, columns = self.tables() | new.tables, row | new.columns
-        record = RoundRecord(
+        finished = RoundRecord(
             server_round, columns, clients, self.matrices(), tables, self.saved_arrays(), model
         )
-        self.observer.round_finished(record)
+        self.observer.round_finished(finished)

@@ -1,8 +1,5 @@
 """FedFomo: clients weight models by the decrease of their validation loss.
 
-Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez, *Personalized Federated
-Learning with First Order Model Optimization*, ICLR 2021, arXiv:2012.08565.
-
 Client i receives the models of M other clients. Its own last model is a candidate too. Each
 candidate has the gain ``(L_i(w_i) - L_i(w_j)) / ||w_j - w_i||``, with the validation loss L_i and
 the model w_i from which the client started its last training. The positive gains, scaled to sum 1,
@@ -34,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Need, Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
@@ -175,13 +173,21 @@ class FedFomoState(LibraryState):
 class FedFomo(LibraryStrategy):
     """FedFomo's server: learns which models to send to whom."""
 
-    paper = "Zhang et al. 2021 (FedFomo)"
-    exchanged = "parameters and gains of others"
-    color_family = "hypcluster"
-    settings_type = FedFomoSettings
-    averages_parameters = False
+    record = LibraryStrategy.record.derived(
+        paper=Paper(
+            authors="Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez",
+            title="Personalized Federated Learning with First Order Model Optimization",
+            venue="ICLR",
+            year=2021,
+            arxiv="2012.08565",
+        ),
+        exchanged="parameters and gains of others",
+        needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
+        settings_type=FedFomoSettings,
+        color_family="hypcluster",
+        averages_parameters=False,
+    )
     settings: FedFomoSettings
-    needs_validation_data = True
     state: FedFomoState
 
     def begin(self, initial: Arrays) -> FedFomoState:

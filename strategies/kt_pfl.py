@@ -1,8 +1,5 @@
 r"""KT-pFL: clients learn from personalized mixtures of soft predictions.
 
-J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
-Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862.
-
 The server holds the knowledge coefficient matrix c (N, N), row = receiver, column = giver.
 Client n learns from the teacher ``Σ_m c[n, m] S_m``, where S_m (P, K) are client m's soft
 predictions on public samples. Models stay on the clients, so they may differ in architecture.
@@ -35,13 +32,14 @@ Differences from the paper
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.growing import with_means
+from strategies.core.method_record import Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
@@ -52,6 +50,15 @@ from strategies.soft_predictions import (
     SoftPredictionState,
     SoftPredictionStrategy,
 )
+
+PAPER = Paper(
+    authors="J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu",
+    title="Parameterized Knowledge Transfer for Personalized Federated Learning",
+    venue="NeurIPS",
+    year=2021,
+    arxiv="2111.02862",
+)
+"""The paper of KT-pFL and of its variants."""
 
 SMALLEST_PROBABILITY = 1e-12
 """Lower limit of probabilities in logarithms."""
@@ -199,11 +206,13 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     A method overrides `updated_block`, the rule for the coefficients of the mixtures.
     """
 
-    paper = "Zhang et al. 2021, §5.1"
-    color_family = "kt-pfl"
-    settings_type: ClassVar[type[TeacherSettings]] = TeacherSettings
+    record = SoftPredictionStrategy.record.derived(
+        paper=replace(PAPER, part="§5.1"),
+        settings_type=TeacherSettings,
+        color_family="kt-pfl",
+        train_metrics=DISTILLATION_METRICS,
+    )
     settings: TeacherSettings
-    train_metrics = DISTILLATION_METRICS
     teachers_are_personal = True
     state: TeacherState
 
@@ -303,10 +312,12 @@ def _receivers(coefficients: PairMatrix) -> NDArray[np.int64]:
 class KTpFL(PersonalTeacherStrategy):
     """KT-pFL on soft predictions with learned coefficients (Algorithm 1)."""
 
-    paper = "Zhang et al. 2021"
-    dp_sgd = True
-    takes_estimators = True
-    settings_type = KTpFLSettings
+    record = PersonalTeacherStrategy.record.derived(
+        paper=PAPER,
+        settings_type=KTpFLSettings,
+        dp_sgd=True,
+        takes_estimators=True,
+    )
     settings: KTpFLSettings
 
     def mixing_coefficients(self, current: PairMatrix, updated: PairMatrix) -> PairMatrix:

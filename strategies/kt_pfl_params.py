@@ -1,8 +1,5 @@
 """KT-pFL on parameters: personalized models mixed by learned coefficients.
 
-J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
-Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862, appendix C.
-
 All clients have one architecture and send their parameters w_n. The server updates the
 coefficients c (N, N), row = receiver, column = giver, by Eq. 11 with the squared distance,
 ``c <- c - eta_3 (lambda Σ_n D_n/D ∇_c ||Σ_m c[n, m] w_m - w_n||² + 2 rho (c - 1/N))``, and client n
@@ -38,7 +35,7 @@ from strategies.core.plan import Settings
 from strategies.core.probabilities import normalized_rows
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
-from strategies.kt_pfl import projected_step
+from strategies.kt_pfl import PAPER, projected_step
 from strategies.parameters import (
     Model,
     ParameterState,
@@ -111,13 +108,15 @@ class KTpFLParamsState(ParameterState):
 class KTpFLParams(ParameterStrategy):
     """KT-pFL's server for parameters (Algorithm 2)."""
 
-    paper = "Zhang et al. 2021, appendix C"
-    dp_sgd = True
-    color_family = "kt-pfl"
-    settings_type = KTpFLParamsSettings
+    record = ParameterStrategy.record.derived(
+        paper=replace(PAPER, part="appendix C"),
+        settings_type=KTpFLParamsSettings,
+        color_family="kt-pfl",
+        dp_sgd=True,
+        evaluates_trained_model=True,
+        second_evaluation="received",
+    )
     settings: KTpFLParamsSettings
-    evaluates_trained_model = True
-    second_evaluation = "received"
     state: KTpFLParamsState
 
     def begin(self, initial: Arrays) -> KTpFLParamsState:

@@ -37,7 +37,7 @@ class MixtureStrategy(LibraryStrategy):
     matrix_name: ClassVar[str]
     """Name of the weights in the run directory."""
 
-    second_evaluation = "received"
+    record = LibraryStrategy.record.derived(second_evaluation="received")
     state: MixtureState
 
     @abstractmethod

@@ -1,8 +1,5 @@
 """PerFed-CKT: clients learn from the nearest cluster of soft predictions.
 
-Y. J. Cho, J. Wang, T. Chiruvolu, G. Joshi, *Personalized Federated Learning for Heterogeneous
-Clients with Clustered Knowledge Transfer*, 2021, arXiv:2109.08119.
-
 The server clusters the soft predictions of last round's clients by k-means and sends all
 centroids to this round's clients. Each client learns from the centroid nearest to its own
 predictions. Models stay on the clients, so they may differ in architecture.
@@ -34,6 +31,7 @@ from pydantic import Field
 
 from strategies.core.flower import log
 from strategies.core.growing import padded
+from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.mixing import Mix, weighted_mean
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
@@ -150,13 +148,25 @@ class CentroidState(SoftPredictionState):
 class PerFedCKT(SoftPredictionStrategy):
     """PerFed-CKT (Algorithm 1): cluster last round's predictions, broadcast the centroids."""
 
-    paper = "Cho et al. 2021"
-    dp_sgd = True
-    takes_estimators = True
-    color_family = "perfed-ckt"
-    settings_type = PerFedCKTSettings
+    record = SoftPredictionStrategy.record.derived(
+        paper=Paper(
+            authors="Y. J. Cho, J. Wang, T. Chiruvolu, G. Joshi",
+            title="Personalized Federated Learning for Heterogeneous Clients with Clustered "
+            "Knowledge Transfer",
+            year=2021,
+            arxiv="2109.08119",
+        ),
+        settings_type=PerFedCKTSettings,
+        color_family="perfed-ckt",
+        dp_sgd=True,
+        takes_estimators=True,
+        train_metrics=(
+            TRAIN_LOSS,
+            Metric("cluster", averaged=False, low=0),
+            Metric("weight", low=0),
+        ),
+    )
     settings: PerFedCKTSettings
-    train_metrics = (TRAIN_LOSS, Metric("cluster", averaged=False, low=0), Metric("weight", low=0))
     teacher_name = "centroids"
     state: CentroidState
 

@@ -1,8 +1,5 @@
 """PersFL: each client distills from the global model that suits it best.
 
-S. Divi, H. Farrukh, B. Celik, *Unifying Distillation with Personalization in Federated
-Learning*, 2021, arXiv:2105.15191.
-
 Stage 1 is FedAvg. Whenever a client receives the global model, it computes its validation
 cross-entropy and keeps the best model so far, its optimal teacher. Stage 2 is one message after the
 last round: each client distills its teacher into a personalized model.
@@ -37,6 +34,7 @@ from pydantic import Field
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.flower import log
+from strategies.core.method_record import Need, Paper
 from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import (
     Arrays,
@@ -192,18 +190,25 @@ class PersFL(FedAvg):
     Before the last round the global model is evaluated, then the personalized models.
     """
 
-    paper = "Divi et al. 2021"
-    color_family = "persfl"
-    settings_type = PersFLSettings
-    needs_validation_data = True
-    keeps_global_models = True
-    second_evaluation = ""
-    evaluation_metrics = (
-        Metric("lambda", low=0, high=1),
-        Metric("temperature", low=0),
-        Metric("teacher-round", low=0),
-        Metric("teacher-accuracy", low=0, high=1),
-        Metric("global-accuracy", low=0, high=1),
+    record = FedAvg.record.derived(
+        paper=Paper(
+            authors="S. Divi, H. Farrukh, B. Celik",
+            title="Unifying Distillation with Personalization in Federated Learning",
+            year=2021,
+            arxiv="2105.15191",
+        ),
+        needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
+        settings_type=PersFLSettings,
+        color_family="persfl",
+        keeps_global_models=True,
+        second_evaluation="",
+        evaluation_metrics=(
+            Metric("lambda", low=0, high=1),
+            Metric("temperature", low=0),
+            Metric("teacher-round", low=0),
+            Metric("teacher-accuracy", low=0, high=1),
+            Metric("global-accuracy", low=0, high=1),
+        ),
     )
     settings: PersFLSettings
     state: PersFLState
@@ -292,4 +297,12 @@ class PersFL(FedAvg):
 class PersFLGD(PersFL):
     """PersFL with cross-entropy instead of KL divergence (§5.5, Eq. 7)."""
 
-    paper = "Divi et al. 2021, §5.5"
+    record = PersFL.record.derived(
+        paper=Paper(
+            authors="S. Divi, H. Farrukh, B. Celik",
+            title="Unifying Distillation with Personalization in Federated Learning",
+            year=2021,
+            arxiv="2105.15191",
+            part="§5.5",
+        ),
+    )

@@ -19,6 +19,7 @@ from strategies.base import PersonalizedStrategy
 from strategies.core.flower import log
 from strategies.core.growing import padded
 from strategies.core.masks import packed_mask
+from strategies.core.method_record import Need
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.mixing import MIXINGS
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
@@ -162,11 +163,13 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     `aggregate`, which computes the teachers of the next round from the predictions of a round.
     """
 
-    exchanged = "soft predictions"
-    settings_type = SoftPredictionSettings
+    record = PersonalizedStrategy.record.derived(
+        exchanged="soft predictions",
+        needs=(Need.PUBLIC_DATA,),
+        settings_type=SoftPredictionSettings,
+    )
     settings: SoftPredictionSettings
     state: SoftPredictionState
-    needs_public_data = True
 
     teacher_name: ClassVar[str] = "teacher"
     """Name of the array of teachers in messages."""
@@ -177,7 +180,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
         """Refuse noise without clipping."""
-        own = cls.settings_type.model_validate(settings)
+        own = SoftPredictionSettings.model_validate(settings)
         if own.noise_multiplier and not own.clip_norm:
             raise ImpossiblePlanError(
                 f"{own.table}.noise-multiplier = {own.noise_multiplier:g} needs "

@@ -6,7 +6,7 @@ mixes the supernets of a round by a row-stochastic matrix. On its own the base m
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +72,7 @@ class SupernetStrategy(ParameterStrategy):
     A method overrides `sharing_rows` and `new_sharing_rows`, the weights of the mixtures.
     """
 
-    color_family = "fedkma"
-    settings_type: ClassVar[type[SearchSettings]] = SearchSettings
+    record = ParameterStrategy.record.derived(settings_type=SearchSettings, color_family="fedkma")
     settings: SearchSettings
     state: SupernetState
 

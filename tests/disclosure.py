@@ -281,11 +281,11 @@ def main(chosen):
     blocks = defaultdict(dict)
     for strategy, method in METHODS.items():
         if strategy not in chosen:
-            blocks[method.family] |= {strategy: blocks_of(page_of(method))[strategy]}
+            blocks[method.record.family] |= {strategy: blocks_of(page_of(method))[strategy]}
             continue
         with tempfile.TemporaryDirectory() as folder:
             record = Record(strategy, Path(folder))
-        blocks[method.family][strategy] = rows_of(record)
+        blocks[method.record.family][strategy] = rows_of(record)
     head = ["| message | entries of the record `info` | entries of `metrics` |", "|---|---|---|"]
     common = "\n".join([*head, *common_rows_of(record)])
     write(COMMON, f"{common}\n\n{part_for(blocks.pop('nothing'))}")
@@ -295,7 +295,7 @@ def main(chosen):
 
 def page_of(method):
     """Return the page with the table of a method."""
-    return PAGES.get(method.family, COMMON)
+    return PAGES.get(method.record.family, COMMON)
 
 
 if __name__ == "__main__":

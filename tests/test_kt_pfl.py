@@ -29,7 +29,7 @@ from strategies.sim_pfl import (
 
 def strategy_with_clients(kind=KTpFL, num_clients=4, samples=6, classes=3, **settings):
     plan = RunPlan(num_clients=num_clients, num_classes=classes, public_size=samples)
-    strategy = kind(plan, kind.settings_type(**settings))
+    strategy = kind(plan, kind.record.settings_type(**settings))
     strategy.state = strategy.begin({})
     strategy.members.clients = {
         n: ClientInfo(n, 100 + n, "lenet", num_examples=10 * (n + 1)) for n in range(num_clients)

@@ -21,6 +21,7 @@ from fedkd_flwr.engines import InProcessGrid, resolve_output
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
 from strategies import base
+from strategies.core.method_record import Need
 from strategies.core.new_clients import NEW_CLIENTS
 
 SAME = ["round", "partition_id", "accuracy", "loss", "numbers_up", "numbers_down"]
@@ -28,7 +29,7 @@ SAME = ["round", "partition_id", "accuracy", "loss", "numbers_up", "numbers_down
 
 def settings_for(strategy, small, **changes):
     """Return a run of two rounds with one new client of four."""
-    one_model = METHODS[strategy].strategy.needs_one_model
+    one_model = Need.ONE_ARCHITECTURE in METHODS[strategy].record.needs
     models = "mlp" if one_model else "mlp,lenet"
     own = {"strategy": strategy, "models": models, "max-samples": 240, "new-clients": 0.25}
     return {**small, **own, "fedtgp.server-epochs": 1, **changes}

@@ -56,7 +56,7 @@ def predictions():
 
 def taught(kind, predictions, **settings):
     """Return a server after its last round."""
-    strategy = server(kind, kind.settings_type(**settings))
+    strategy = server(kind, kind.record.settings_type(**settings))
     strategy.state = strategy.aggregate(1, {n: predictions[n] for n in TRAINED})
     strategy.state = strategy.state_for_new_clients()
     return strategy

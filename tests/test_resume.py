@@ -19,6 +19,7 @@ from fedkd_flwr.models import model_pool
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError, directory
 from fedkd_flwr.runs.arrays import append_array
 from fedkd_flwr.server_app import serve
+from strategies.core.method_record import Need
 
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
 
@@ -29,7 +30,7 @@ class PowerCut(BaseException):
 
 def settings_for(strategy, small):
     """Return a run in which one client in four is not asked in a round."""
-    one_model = METHODS[strategy].strategy.needs_one_model
+    one_model = Need.ONE_ARCHITECTURE in METHODS[strategy].record.needs
     supernet = {
         "supernet-channels": 2,
         "supernet-cells": 3,

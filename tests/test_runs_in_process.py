@@ -11,6 +11,7 @@ from helpers import Witness, most_of_them_slow, run_with
 import fedkd_flwr
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.build import build_model, num_parameters
+from strategies.core.method_record import Need
 
 ROUND_COLUMNS = [
     "round", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max",
@@ -18,7 +19,7 @@ ROUND_COLUMNS = [
     "bytes_up", "bytes_down", "replies", "failures", "seconds_train", "seconds_server",
     "seconds_evaluate",
 ]  # fmt: skip
-SOFT = [name for name, method in METHODS.items() if method.family == "soft predictions"]
+SOFT = [name for name, method in METHODS.items() if method.record.family == "soft predictions"]
 AVERAGING = ["fedavg", "fedavg-ft", "persfl", "persfl-gd"]
 
 
@@ -27,7 +28,7 @@ def run(small, tmp_path, name="run", **changes):
 
 
 def models_of(strategy):
-    return "mlp" if METHODS[strategy].strategy.needs_one_model else "mlp,lenet"
+    return "mlp" if Need.ONE_ARCHITECTURE in METHODS[strategy].record.needs else "mlp,lenet"
 
 
 @pytest.mark.parametrize("strategy", most_of_them_slow(METHODS))

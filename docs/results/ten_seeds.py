@@ -75,7 +75,7 @@ def _by_seed(name: str) -> pd.DataFrame:
 
 def _exchanged(method: str, found: dict[str, list[Result]]) -> str:
     groups = [[one for one in own if one.strategy == method] for own in found.values()]
-    return f"{range_of_bytes(groups)} of {METHODS[method].strategy.exchanged}"
+    return f"{range_of_bytes(groups)} of {METHODS[method].record.exchanged}"
 
 
 def _cell(effect: Effect) -> str:

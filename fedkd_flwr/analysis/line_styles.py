@@ -55,7 +55,7 @@ def family_styles() -> dict[str, tuple[int, int]]:
     lines = dict.fromkeys(FAMILIES, 0)
     styles = {}
     for name, method in METHODS.items():
-        family = method.strategy.color_family
+        family = method.record.color_family
         if family in lines:
             styles[name] = FAMILIES.index(family), lines[family]
             lines[family] += 1

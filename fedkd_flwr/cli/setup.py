@@ -82,11 +82,12 @@ def list_names(
 
 
 def _list_methods() -> None:
-    from fedkd_flwr.methods import FAMILIES, METHODS
+    from fedkd_flwr.methods import METHODS
+    from strategies.core.method_record import FAMILIES
 
     headings = ("strategy", "exchanges", "from", "needs")
     for family in FAMILIES:
-        rows = [(name, *_described(m)) for name, m in METHODS.items() if m.family == family]
+        rows = [(name, *_described(m)) for name, m in METHODS.items() if m.record.family == family]
         show_table(headings, rows, title=f"Methods that exchange {family}")
 
 
@@ -149,11 +150,6 @@ def _list_settings(method: str) -> None:
 
 def _described(method: "Method") -> tuple[str, ...]:
     """Return what a method exchanges, its paper, and what it needs."""
-    strategy = method.strategy
-    needs = {
-        "one architecture": strategy.needs_one_model,
-        "public data": strategy.needs_public_data,
-        "public data on the server": strategy.distills_on_server,
-        "validation data": strategy.needs_validation_data,
-    }
-    return strategy.exchanged, strategy.paper, ", ".join(name for name in needs if needs[name])
+    record = method.record
+    source = record.paper.short if record.paper else "baseline"
+    return record.exchanged, source, ", ".join(record.needs)

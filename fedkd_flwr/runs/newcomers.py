@@ -37,7 +37,7 @@ def newcomers(run: Run, wanted: "Configuration") -> list[int]:
         are added, since they then take part in these.
     """
     planned = wanted.run.plan.num_server_rounds
-    keeps_models = wanted.run.method.strategy.keeps_global_models
+    keeps_models = wanted.run.method.record.keeps_global_models
     if not run.summary or not keeps_models or planned != run.config["num-server-rounds"]:
         return []
     received = {row["partition_id"] for row in received_by(run) if row.get("failure") is None}

@@ -6,18 +6,18 @@ round). `strategies.base.PersonalizedStrategy` calls the hooks.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
 from strategies.core.layer_choice import LayerChoice
-from strategies.core.method_properties import MethodProperties
-from strategies.core.plan import RunPlan, Settings, sample_clients
+from strategies.core.method_record import MethodRecord, refuse_facts
+from strategies.core.plan import PlanSettings, RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.state import State
 
 
-class MethodHooks(MethodProperties):
+class MethodHooks:
     """The hooks with their defaults, which exchange nothing.
 
     Attributes
@@ -28,8 +28,18 @@ class MethodHooks(MethodProperties):
         What survives a round; None before the first.
     """
 
+    record: ClassVar[MethodRecord] = MethodRecord()
+    """What the method declares about itself; by default, what its base class declares."""
+
     plan: RunPlan
     state: State | None
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Give a class without a record that of its base class."""
+        super().__init_subclass__(**arguments)
+        refuse_facts(cls.__name__, vars(cls))
+        if "record" not in vars(cls):
+            cls.record = cls.record.derived()
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
@@ -40,6 +50,14 @@ class MethodHooks(MethodProperties):
         ImpossiblePlanError
             With one sentence that says what is allowed.
         """
+
+    @classmethod
+    def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:
+        """Return a setting that makes rounds depend on their planned number; empty for none.
+
+        A run with such a setting cannot be extended.
+        """
+        return ""
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> LayerChoice:
