@@ -366,7 +366,8 @@ def test_every_family_has_a_color_and_every_member_a_line_style():
 
 
 def test_a_method_without_family_has_an_unused_color(comparison, runs, monkeypatch):
-    monkeypatch.setattr(fedkd_flwr.METHODS["perfed-ckt"].strategy, "color_family", "")
+    strategy = fedkd_flwr.METHODS["perfed-ckt"].strategy
+    monkeypatch.setattr(strategy, "record", strategy.record.derived(color_family=""))
     styles = styles_of(comparison.groups, comparison)
     assert len({color for color, _ in styles.values()}) == len(styles)
 
