@@ -127,7 +127,7 @@ class FedDF(ParameterStrategy):
 
     def architecture_of(self, partition_id: int) -> str:
         """Return a client's architecture, or the first one if it reports an unknown one."""
-        names, claimed = self.server_models.names, self.clients[partition_id].model
+        names, claimed = self.server_models.names, self.round.clients[partition_id].model
         return claimed if claimed in names else names[0]
 
     def model_for(self, partition_id: int) -> Model:

@@ -25,7 +25,7 @@ Differences from the paper
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
+from strategies.method import Results
 from strategies.parameters import LibraryState, LibraryStrategy, Model, expected_model
 
 GAINS_OF_OTHERS = "gains-of-others"
@@ -211,10 +212,15 @@ class FedFomo(LibraryStrategy):
         return [others[i] for i in chosen_models(row, settings.models_sent, epsilon, generator)]
 
     def models_for(self, server_round: int, partition_id: int) -> ReceivedModels:
-        """Return what a client receives: models of others, and the initial model once."""
+        """Return what a client receives: models of others, and the initial model once.
+
+        The models of new clients are not stored, so their rounds tell whether they have it.
+        """
         library = self.state.library
         others = [library[n] for n in self.others_for(server_round, partition_id)]
-        return ReceivedModels(others, {} if partition_id in library else self.state.model)
+        is_new, later = partition_id in self.round.new, server_round > 1
+        has_begun = later if is_new else partition_id in library
+        return ReceivedModels(others, {} if has_begun else self.state.model)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the initial model once, and models of others."""
@@ -232,11 +238,6 @@ class FedFomo(LibraryStrategy):
         library = self.library_with(self.models_in(replies))
         return replace(self.accumulated(server_round, replies), library=library)
 
-    def new_client_payload(self, step: int, partition_id: int) -> Arrays:
-        """Send the initial model in the first round only: models of new clients are not stored."""
-        models = self.models_for(step, partition_id)
-        return (models if step == 1 else replace(models, initial={})).arrays()
-
     def with_new_clients(self, step: int, replies: dict[int, Reply]) -> FedFomoState:
         """Accumulate the gains of each new client, which determine what it receives next."""
         return self.accumulated(step, replies)
@@ -252,6 +253,6 @@ class FedFomo(LibraryStrategy):
         changed = affinities.changed(repliers, affinities.members, rows)
         return replace(self.state, affinities=changed)
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return the sums of gains as ``affinities``."""
-        return self.state.affinities.named("affinities")
+        return Results(matrices=self.state.affinities.named("affinities"))

@@ -166,7 +166,7 @@ class FedGen(ParameterStrategy):
         models = self.models_in(replies)
         # Each client weighs as its size on record, whatever counts it reports.
         sent = np.stack([reply.arrays[COUNTS] for reply in replies.values()]).astype(np.float64)
-        counts = sent / sent.sum(axis=1, keepdims=True) * self.sizes(replies)[:, None]
+        counts = sent / sent.sum(axis=1, keepdims=True) * self.round.sizes(replies)[:, None]
         shares = counts.sum(axis=0) / counts.sum()
         generator = self.server_models.train_feature_generator(
             self.state.generator,

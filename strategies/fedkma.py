@@ -206,7 +206,7 @@ class FedKMA(SupernetStrategy):
         A client that sends no row gets the uniform one.
         """
         givers = len(next(iter(distances.values())))
-        rows = self.exchange(
+        rows = self.round.ask(
             SHARE_KNOWLEDGE,
             payloads={
                 # Infinity times a class probability of 0 would be NaN.

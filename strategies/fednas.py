@@ -27,15 +27,15 @@ Differences from the paper
 - A new client is not trained. It is evaluated with the global supernet.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.search import SearchRange
 from strategies.core.vector_kinds import ALPHAS
+from strategies.method import Results
 from strategies.parameters import ParameterStrategy
 from strategies.supernets import SearchSettings
 
@@ -76,7 +76,8 @@ class FedNAS(ParameterStrategy):
     )
     settings: FedNASSettings
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return the global ``alphas`` for every client, (N, a)."""
         model, size = self.state.model, self.plan.num_clients
-        return {kind: np.tile(v, (size, 1)) for kind, v in model.items() if kind == ALPHAS}
+        alphas = {kind: np.tile(v, (size, 1)) for kind, v in model.items() if kind == ALPHAS}
+        return Results(matrices=alphas)

@@ -44,6 +44,7 @@ from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
+from strategies.method import Results
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
     DistillationSettings,
@@ -242,7 +243,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         repliers = list(replies)
         current = self.state.coefficients.with_members(repliers)
         predictions = self.stack_predictions(replies)
-        shares = self.sizes(repliers) / self.sizes(self.trained).sum()
+        shares = self.round.sizes(repliers) / self.round.sizes(self.round.trained).sum()
         block = self.updated_block(current.at(repliers, repliers), predictions, shares)
         updated = current.changed(repliers, repliers, block)
         mixing = self.mixing_coefficients(current, updated)
@@ -264,13 +265,13 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         before = self.state.coefficients
         coefficients = before.with_members(replies)
         teachers = self.state.teachers[before.places[_receivers(coefficients)]]
-        joined = set(self.trained)
+        joined = set(self.round.trained)
         trained = [n for n in before.members if n in joined]
         of_trained = teachers[coefficients.places[trained]]
         for n, own in zip(replies, self.stack_predictions(replies), strict=True):
             predictions = np.concatenate([of_trained, own[None]])
             members = [*trained, n]
-            shares = self.sizes(members) / self.sizes(members).sum()
+            shares = self.round.sizes(members) / self.round.sizes(members).sum()
             block = self.updated_block(coefficients.at(members, members), predictions, shares)
             coefficients = coefficients.changed([n], members, block[-1:])
             row = normalized_rows(block[-1:])
@@ -298,9 +299,9 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         """
         raise NotImplementedError
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return c as ``coefficients``."""
-        return self.state.coefficients.named("coefficients")
+        return replace(super().results(), matrices=self.state.coefficients.named("coefficients"))
 
 
 def _receivers(coefficients: PairMatrix) -> NDArray[np.int64]:

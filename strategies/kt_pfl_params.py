@@ -36,6 +36,7 @@ from strategies.core.probabilities import normalized_rows
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.kt_pfl import PAPER, projected_step
+from strategies.method import Results
 from strategies.parameters import (
     Model,
     ParameterState,
@@ -145,7 +146,7 @@ class KTpFLParams(ParameterStrategy):
         """Update the repliers' coefficients, and store their models for the next round."""
         repliers, own = list(models), list(models.values())
         coefficients = self.state.coefficients.with_members(repliers)
-        shares = self.sizes(repliers) / self.sizes(self.trained).sum()
+        shares = self.round.sizes(repliers) / self.round.sizes(self.round.trained).sum()
         block = self.updated_block(coefficients.at(repliers, repliers), own, shares)
         return replace(
             self.state,
@@ -171,7 +172,7 @@ class KTpFLParams(ParameterStrategy):
 
     def with_new_clients(self, step: int, replies: dict[int, Reply]) -> KTpFLParamsState:
         """Update each new client's row over the last round's models and its own model."""
-        state, trained = self.state, self.trained
+        state, trained = self.state, self.round.trained
         of_trained = [m for m, n in enumerate(state.repliers) if n in trained]
         givers = state.repliers[of_trained].tolist()
         models = [{kind: rows[m] for kind, rows in state.models.items()} for m in of_trained]
@@ -179,7 +180,7 @@ class KTpFLParams(ParameterStrategy):
         for n, model in own.items():
             members = [*givers, n]
             block = coefficients.at(members, members)
-            shares = self.sizes(members) / self.sizes([*trained, n]).sum()
+            shares = self.round.sizes(members) / self.round.sizes([*trained, n]).sum()
             row = self.updated_block(block, [*models, model], shares)[-1:]
             coefficients = coefficients.changed([n], members, row)
         # No row gives weight to another new client.
@@ -190,6 +191,6 @@ class KTpFLParams(ParameterStrategy):
             models=stacked([*models, *own.values()]),
         )
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return c as ``coefficients``."""
-        return self.state.coefficients.named("coefficients")
+        return Results(matrices=self.state.coefficients.named("coefficients"))

@@ -39,6 +39,7 @@ from strategies.core.probabilities import normalized_rows
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.core.search import SearchRange
+from strategies.method import Results
 from strategies.soft_predictions import (
     SoftPredictionSettings,
     SoftPredictionState,
@@ -196,7 +197,7 @@ class PerFedCKT(SoftPredictionStrategy):
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Sample without replacement, with probabilities proportional to the capped `sizes`."""
-        plan, sizes = self.plan, self.sizes(candidates)
+        plan, sizes = self.plan, self.round.sizes(candidates)
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> CentroidState:
@@ -218,6 +219,6 @@ class PerFedCKT(SoftPredictionStrategy):
         of_all[list(replies)] = labels
         return replace(self.state, teachers=centroids, labels=of_all)
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return the clusters of the round as ``clusters``, (N,), -1 for absent clients."""
-        return {"clusters": self.state.labels}
+        return replace(super().results(), matrices={"clusters": self.state.labels})

@@ -48,6 +48,7 @@ from strategies.core.search import SearchRange
 from strategies.core.settings_groups import Numbers, all_numbers
 from strategies.core.state import unsaved
 from strategies.fedavg import FedAvg
+from strategies.method import Results
 from strategies.parameters import Model, ParameterState
 
 PERSONALIZE = "personalize"
@@ -200,6 +201,7 @@ class PersFL(FedAvg):
         needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
         settings_type=PersFLSettings,
         color_family="persfl",
+        trains_new_clients=True,
         keeps_global_models=True,
         second_evaluation="",
         evaluation_metrics=(
@@ -244,48 +246,44 @@ class PersFL(FedAvg):
         TooFewRepliesError
             If fewer than ``min-replies`` clients are personalized.
         """
-        clients, grid = self.reachable(), self.settings.grid()
+        clients, grid = self.round.reachable, self.settings.grid()
         log(INFO, "Stage 2: %d pairs of lambda and T on each client", len(grid))
         personalized = self.personalized(clients, model)
         if len(personalized) < self.plan.min_replies:
             raise TooFewRepliesError(
                 f"Stage 2 has {len(personalized)} valid replies and min-replies is "
-                f"{self.plan.min_replies}; {self.completed_rounds} rounds are complete. A resumed "
+                f"{self.plan.min_replies}; {server_round - 1} rounds are complete. A resumed "
                 "run continues with stage 2; round-timeout has to cover it."
             )
         log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
         return [
             {"round": server_round, **row}
             for n, reply in personalized.items()
-            for row in pair_rows(grid, reply.arrays[PAIRS], self.clients[n])
+            for row in pair_rows(grid, reply.arrays[PAIRS], self.round.clients[n])
         ]
 
     def personalized(self, clients: Iterable[int], model: Model) -> dict[int, Reply]:
         """Let clients distill from their teachers; the final global model is a candidate."""
         pairs = len(self.settings.grid())
-        return self.exchange(
+        return self.round.ask(
             PERSONALIZE,
             payloads=dict.fromkeys(clients, model),
             due=lambda n: {PAIRS: ExpectedArray((pairs, 2), "int32")},
-            check=lambda reply: check_pairs(reply, self.clients[reply.partition_id]),
+            check=lambda reply: check_pairs(reply, self.round.clients[reply.partition_id]),
         )
-
-    def new_client_rounds(self) -> int:
-        """Return the number of global models, each of which may be the teacher."""
-        return self.plan.num_server_rounds
 
     def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
         """Send them the global model of each round, and let them distill at the end."""
         if step == self.plan.num_server_rounds:
             return self.personalized(new_clients, self.state.model)
-        model = {} if self.settings.teacher == "last" else self.observer.global_model(step)
+        model = {} if self.settings.teacher == "last" else self.round.global_model(step)
         if not model:
             return {n: Reply(n, {}, {}) for n in new_clients}
-        return self.exchange(CONSIDER, dict.fromkeys(new_clients, model), due=lambda n: {})
+        return self.round.ask(CONSIDER, dict.fromkeys(new_clients, model), due=lambda n: {})
 
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
+    def results(self) -> Results:
         """Return the results of every pair and client after stage 2."""
-        return {PAIRS: list(self.state.pairs)} if self.state.pairs else {}
+        return Results(tables={PAIRS: list(self.state.pairs)} if self.state.pairs else {})
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the global model in stage 1; in stage 2 the client has its personalized model."""

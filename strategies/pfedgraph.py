@@ -114,7 +114,7 @@ class PFedGraph(MixtureStrategy):
         A client whose size is unknown, in a run that an earlier version began, has weight 1 on
         itself.
         """
-        reported = self.members.known_sizes
+        reported = {*self.round.trained, *self.round.new}
         joined = {n: model for n, model in models.items() if n in reported}
         sizes = self.weights_of(joined)
         cosines = update_cosines(list(joined.values()), self.state.model)

@@ -143,7 +143,7 @@ class Scaffold(ParameterStrategy):
 
         The zeros could decide a robust average. It is that of the other c_n, times their share.
         """
-        weights = dict(zip(self.trained, self.weights_of(self.trained), strict=True))
+        weights = dict(zip(self.round.trained, self.weights_of(self.round.trained), strict=True))
         mean_weight = np.mean(list(weights.values()))
         everyone = sorted({*weights, *controls})
         counted = everyone if self.plan.mixing == "mean" else sorted(controls)

@@ -147,12 +147,12 @@ class SelectiveFD(SoftPredictionStrategy):
         kept = np.zeros(self.plan.public_size, dtype=np.bool_)
         return SelectiveState(plain.releases, plain.teachers, kept)
 
-    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the last teacher and its mask."""
-        payload = super().train_payload(server_round, partition_id)
-        if not self.state.teachers.size:
-            return payload
-        return {**payload, **self.round.once(KEPT, lambda: {KEPT: packed_mask(self.state.kept)})}
+    def teachers_for(self, partition_id: int) -> Arrays:
+        """Return the arrays of the last teacher and its mask."""
+        teacher = super().teachers_for(partition_id)
+        if not teacher:
+            return {}
+        return {**teacher, **self.round.once(KEPT, lambda: {KEPT: packed_mask(self.state.kept)})}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require soft predictions, and which of them count."""

@@ -320,7 +320,7 @@ def test_fedmd_sends_one_mean_to_all_clients():
     np.testing.assert_allclose(teacher, predictions[[0, 1, 3]].mean(axis=0), rtol=1e-6)
     # One object for all, so that traffic counts it once as a broadcast.
     assert strategy.train_payload(2, 0)["teacher"] is teacher
-    assert strategy.matrices() == {}
+    assert strategy.results().matrices == {}
 
 
 @pytest.mark.parametrize("kind", [KTpFL, SimPFL])

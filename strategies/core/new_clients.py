@@ -12,22 +12,20 @@ A new client without a valid reply is dropped with a warning. A run that is inte
 serves new clients repeats its last round and then serves them from their first round.
 """
 
-import copy
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 from typing import Any, Protocol
 
-from strategies.core.client_info import ClientInfo
 from strategies.core.current_round import CurrentRound
 from strategies.core.evaluations import Evaluation, accuracy_statistics
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
+from strategies.core.membership import Membership
 from strategies.core.metrics import GRADIENT_STEPS, gradient_steps
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
-from strategies.core.state import State
 
 NEW_CLIENTS = "new_clients"
 """The table of the new clients, one row each."""
@@ -49,25 +47,11 @@ class NewClientResults:
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
-class NewClientServer(Protocol):
-    """What new clients need of a server: its members, its exchanges, and the hooks for them."""
+class Host(Protocol):
+    """A temporary copy of the server, which is changed."""
 
-    plan: RunPlan
-    state: State | None
-    round: CurrentRound
-
-    @property
-    def clients(self) -> dict[int, ClientInfo]:
-        """All clients that have joined, by partition-id."""
-
-    def reachable(self, new: bool = False) -> list[int]:
-        """Return the partition-ids of the connected training clients, or of the new ones."""
-
-    def state_for_new_clients(self) -> State:
-        """Return the state from which new clients are served, independent of the server's own."""
-
-    def new_client_rounds(self) -> int:
-        """Return the number of training rounds of new clients."""
+    def enter(self, current: CurrentRound) -> None:
+        """Begin another round."""
 
     def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
         """Train new clients for one round, and return the valid replies."""
@@ -75,8 +59,22 @@ class NewClientServer(Protocol):
     def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
         """Evaluate some clients within a round, and return the valid evaluations."""
 
-    def round_metrics(self) -> dict[str, float]:
-        """Return further columns of the round's row, by name."""
+    def results(self) -> Any:
+        """Return what the run records of the method, with further ``columns``."""
+
+
+class NewClientServer(Protocol):
+    """What new clients need of a server."""
+
+    plan: RunPlan
+    members: Membership
+    current: CurrentRound
+
+    def for_new_clients(self) -> Host:
+        """Return a copy that serves new clients, whose state is independent of this one."""
+
+    def new_client_rounds(self) -> int:
+        """Return the number of training rounds of new clients."""
 
 
 def receive_new_clients(strategy: NewClientServer, server_round: int) -> NewClientResults:
@@ -89,19 +87,21 @@ def receive_new_clients(strategy: NewClientServer, server_round: int) -> NewClie
     server_round : int
         The round that has just been evaluated.
     """
-    plan, clients = strategy.plan, strategy.clients
+    plan, clients = strategy.plan, strategy.members.clients
     if server_round < plan.num_server_rounds or not plan.num_new:
         return NewClientResults()
     started_at = time.perf_counter()
-    host = copy.copy(strategy)
-    host.state = strategy.state_for_new_clients()
-    rounds = host.new_client_rounds()
+    host, rounds, grid = (
+        strategy.for_new_clients(),
+        strategy.new_client_rounds(),
+        strategy.current.grid,
+    )
     log(INFO, "%d new clients run %d rounds each", plan.num_new, rounds)
     exchange = Exchange(clients, server_round, plan, trained_rounds=server_round)
-    present = strategy.reachable(new=True)
+    present = [n for n in strategy.members.reachable(grid) if n in strategy.members.new]
     metrics: dict[int, dict[str, float]] = {}
     for step in range(1, rounds + 1):
-        host.round = CurrentRound(exchange.further(step), strategy.round.grid)
+        host.enter(CurrentRound(exchange.further(step), grid))
         replies = host.train_new_clients(step, present) if present else {}
         for n, reply in replies.items():
             # A row covers all rounds, like its traffic; other metrics are those of the last one.
@@ -109,7 +109,7 @@ def receive_new_clients(strategy: NewClientServer, server_round: int) -> NewClie
             metrics[n] = {**reply.metrics, GRADIENT_STEPS.name: taken}
         present = list(replies)
     # Without training, new clients are evaluated in the round of the other clients.
-    host.round = CurrentRound(exchange.further(rounds or server_round), strategy.round.grid)
+    host.enter(CurrentRound(exchange.further(rounds or server_round), grid))
     evaluations = host.evaluations_of(present, rounds or server_round) if present else {}
     columns: dict[str, Any] = {
         **accuracy_statistics(evaluations.values()),
@@ -117,7 +117,7 @@ def receive_new_clients(strategy: NewClientServer, server_round: int) -> NewClie
         GRADIENT_STEPS.column: gradient_steps(metrics.values()),
         "clients": len(evaluations),
         "failures": plan.num_new - len(evaluations),
-        **host.round_metrics(),
+        **host.results().columns,
         "seconds": round(time.perf_counter() - started_at, 4),
     }
     if evaluations:

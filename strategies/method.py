@@ -1,38 +1,73 @@
-"""The hooks of a method on the server: what it may override.
+"""What a method writes on the server: its record, and the hooks that it overrides.
 
-Most methods override `MethodHooks.train_payload` (arrays for one client), `expected_arrays` and
-`check_reply` (validation of replies), `begin` (the first state) and `aggregate` (the state after a
-round). `strategies.base.PersonalizedStrategy` calls the hooks.
+`strategies.base.PersonalizedStrategy` calls the hooks. Most methods override `train_payload`
+(arrays for one client), `expected_arrays` and `check_reply` (validation of replies), `begin` (the
+first state) and `aggregate` (the state after a round).
+
+The state is a value of `strategies.core.state`. A method annotates `state` with its own type, as it
+does `settings`. Hooks read it. Only the protocol replaces it, by what the hooks return.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
+from strategies.core.current_round import Round
 from strategies.core.layer_choice import LayerChoice
 from strategies.core.method_record import MethodRecord, refuse_facts
 from strategies.core.plan import PlanSettings, RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, ExpectedArray, Reply
+from strategies.core.server_models import ServerModels
 from strategies.core.state import State
 
 
-class MethodHooks:
-    """The hooks with their defaults, which exchange nothing.
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What the run records of a method after a round.
+
+    Attributes
+    ----------
+    columns : mapping of str to float
+        Further columns of the round's row.
+    matrices : mapping of str to ndarray
+        Matrices by name, such as ``coefficients`` (N, N).
+    tables : mapping of str to list of dict
+        Rows for further tables of the run, each with ``round`` and ``partition_id``.
+    """
+
+    columns: Mapping[str, float] = field(default_factory=dict)
+    matrices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    tables: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+class Method:
+    """A method with the defaults of all hooks, which exchange nothing.
 
     Attributes
     ----------
     plan : RunPlan
         Clients, rounds, sampling and seed.
+    settings : Settings
+        The method's own settings.
     state : State or None
         What survives a round; None before the first.
+    server_models : ServerModels or None
+        The models of the run, for methods that use models on the server.
+    round : Round
+        The round that is running: its clients, and further messages to them.
     """
 
     record: ClassVar[MethodRecord] = MethodRecord()
     """What the method declares about itself; by default, what its base class declares."""
 
     plan: RunPlan
+    settings: Settings
     state: State | None
+    server_models: ServerModels | None
+    round: Round
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Give a class without a record that of its base class."""
@@ -122,14 +157,37 @@ class MethodHooks:
         """Return the parts of the global model, if the method has one."""
         return {}
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
-        """Return the method's matrices after a round, by name."""
-        return {}
+    def results(self) -> Results:
+        """Return what the run records of the method after a round."""
+        return Results()
 
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return rows for further tables of the run, each with ``round`` and ``partition_id``."""
-        return {}
+    # ---- New clients: called on a copy of the server after the training -------------------
 
-    def round_metrics(self) -> dict[str, float]:
-        """Return further columns of the round's row, by name."""
-        return {}
+    def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
+        """Train new clients for one round, counted from 1, and return the valid replies."""
+        self.state = self.state_before_training(step, new_clients)
+        replies = self.round.ask(
+            "train",
+            {n: self.train_payload(step, n) for n in new_clients},
+            lambda n: self.expected_arrays(step, n),
+            self.check_reply,
+            self.record.train_metrics,
+        )
+        if replies:
+            self.state = self.with_new_clients(step, replies)
+        return replies
+
+    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> State:
+        """Return the state after a round of new clients; each is changed by its own reply alone."""
+        return self.state or State()
+
+    # ---- Tools ----------------------------------------------------------------------------
+
+    def weights_of(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
+        """Return the weights of some clients in an average of parameters, (R,).
+
+        They are the clients' sizes, or all 1 with ``weighting = "uniform"`` or a robust average.
+        """
+        sizes, plan = self.round.sizes(partition_ids), self.plan
+        by_size = plan.mixing == "mean" and plan.weighting == "samples"
+        return sizes if by_size else np.ones_like(sizes)
