@@ -11,6 +11,10 @@
 # Client apps are executed by `fedkd superexec`, as in a deployment: of this folder's code as it is
 # at the start. PROCESSES=fresh does so without forking; PROCESSES=flower leaves it to Flower's own
 # SuperExec, which executes any code.
+#
+# These nodes trust the server, and share the data set of the run. To rehearse a deployment, give
+# them another node config in NODE_CONFIG; %n in it becomes the number of the node:
+#     NODE_CONFIG='data-path="/tmp/hospitals/hospital-%n" epsilon-budget=inf' deploy/local_federation.sh …
 set -euo pipefail
 # Keys, database, runs and models are for this user alone.
 umask 077
@@ -33,8 +37,12 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=${FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.2}
 
 processes=${PROCESSES:-forked}
+config=${NODE_CONFIG:-trust-server=true}
 # A node is restarted as the federation was started.
-if [ "${2:-}" = restart ] && [ -f "$folder/processes" ]; then processes=$(cat "$folder/processes"); fi
+if [ "${2:-}" = restart ] && [ -f "$folder/processes" ]; then
+    processes=$(cat "$folder/processes")
+    config=$(cat "$folder/node-config")
+fi
 # Options of `fedkd superexec`.
 case $processes in
 forked | flower) superexec=() ;;
@@ -63,8 +71,7 @@ stop_all() {
     done
 }
 
-# Server and nodes are one user's here. In a deployment, each operator decides what a node allows:
-# leave trust-server out, and see docs/how-to/deploy-secure.md.
+# In a deployment, each operator decides what a node allows (docs/how-to/deploy-operate.md).
 start_node() {
     local isolation=()
     if [ "$processes" != flower ]; then
@@ -74,7 +81,7 @@ start_node() {
     nohup flower-supernode --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) "${isolation[@]}" \
         --root-certificates "$folder/keys/ca.crt" \
         --auth-supernode-private-key "$folder/keys/node-$1" \
-        --node-config "partition-id=$1 num-partitions=$nodes trust-server=true state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\"" \
+        --node-config "partition-id=$1 num-partitions=$nodes state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\" ${config//%n/$1}" \
         >>"$folder/node-$1.log" 2>&1 &
     echo $! >"$folder/node-$1.pid"
 }
@@ -118,6 +125,7 @@ fi
 echo "$port" >"$folder/port"
 echo "$nodes" >"$folder/nodes"
 echo "$processes" >"$folder/processes"
+echo "$config" >"$folder/node-config"
 trap 'trap - EXIT INT TERM; stop_all; wait' EXIT INT TERM
 
 names=()

@@ -1,6 +1,6 @@
 """A control of safeguards: the method's model is a second private model.
 
-conf/sweeps/safeguard-second-private-model.toml has its runs.
+results/sweeps/safeguard-second-private-model.toml has its runs.
 
 Its clients train alone, from another draw of initial weights and on other batches than the private
 model of their safeguard. What the blend of both gains over one is the gain of any two models. What

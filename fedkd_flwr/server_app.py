@@ -166,7 +166,7 @@ def check_run(configuration: Configuration) -> None:
     if run.resume:
         stopped = load_run(run.output_dir)
         require_same_clients(changed_settings(stopped, configuration))
-        require_memories(stopped, run.state_dir, run.from_round)
+        require_memories(stopped, run.state_dir)
     elif run.output_dir:
         require_new(absolute(run.output_dir))
     for name, folder in (("state-dir", run.state_dir), ("models-dir", run.models_dir)):

@@ -2,7 +2,7 @@
 
 ``python -m tests.null_methods`` stores their accuracies in `STORED`. It prints how often their
 comparisons make a false claim, and how often a planted gain is found, for
-``docs/explanation/statistics.md``.
+``docs/explanation/evaluation-protocol.md``.
 """
 
 import json

@@ -148,7 +148,7 @@ def test_the_command_prints_a_table_and_draws_a_diagram(folders, tmp_path):
 def test_options_of_one_comparison_are_refused_by_name(folders):
     command = ["compare", "--across", *map(str, folders)]
     unread = {
-        "--format": ["csv"], "--per-client": [], "--pairs": [], "--paper": ["a.toml"],
+        "--format": ["csv"], "--per-client": [], "--pairs": [],
         "--target": ["0.5"], "--best-evaluation": [], "--allow-code": ["*"],
     }  # fmt: skip
     for name, values in unread.items():

@@ -23,6 +23,7 @@ from fedkd_flwr.runs import load_run
 
 ROOT = Path(__file__).parent.parent
 FLWR = Path(sys.executable).parent / "flwr"
+MOST_FILES = 830
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,7 @@ def test_the_bundle_holds_the_app_and_its_documents_alone(bundle):
         "examples": "*.py",
         "conf": "*.toml",
         "docs": "*.md",
+        "results": "*.md",
     }
     expected = {
         str(path.relative_to(ROOT))
@@ -109,6 +111,14 @@ def test_the_project_is_within_the_limits_of_flower_hub(files, capsys):
     _validate_description(
         tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
     )
+
+
+def test_a_clone_is_small():
+    """Flower Hub takes at most 1,000 files of 1 MB; some room is left."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    tracked = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    assert len(tracked) <= MOST_FILES
+    assert [path for path in tracked if path.stat().st_size > 1_000_000] == []
 
 
 @pytest.mark.slow

@@ -169,8 +169,9 @@ def programs(tmp_path):
 def test_a_node_is_restarted_as_the_federation_was_started(programs, tmp_path):
     script = ["bash", DEPLOY / "local_federation.sh", tmp_path / "federation"]
     given = {**os.environ, "FEDKD_BIN": str(programs)}
+    chosen = {"PROCESSES": "flower", "NODE_CONFIG": 'data-path="/srv/%n" epsilon-budget=inf'}
     with subprocess.Popen(
-        [*script, "1"], env={**given, "PROCESSES": "flower"}, stdout=subprocess.PIPE, text=True
+        [*script, "1"], env={**given, **chosen}, stdout=subprocess.PIPE, text=True
     ) as federation:
         assert any("Ready" in line for line in federation.stdout)
         try:
@@ -183,7 +184,8 @@ def test_a_node_is_restarted_as_the_federation_was_started(programs, tmp_path):
             subprocess.run([*script, "stop"], env=given, check=True, capture_output=True)
     started, restarted = (tmp_path / "options").read_text().splitlines()
     assert restarted == started
-    assert "--isolation" not in started
+    assert "--isolation" not in started and "trust-server" not in started
+    assert started.endswith('data-path="/srv/0" epsilon-budget=inf')
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/b", ".hidden", "", "ca.key", "a b"])

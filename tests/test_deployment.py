@@ -14,7 +14,7 @@ from test_faults import predictions, with_entry
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.export.approval import exported_models
+from fedkd_flwr.export import exported_models
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 from strategies.core.new_clients import NEW_CLIENTS
@@ -155,16 +155,16 @@ def test_each_node_holds_its_personalized_models(silos, processes):
     for n in silos.node_configs:
         folder = silos.folder / f"silo-{n}"
         exported = exported_models(folder / "models")
-        found = [model for model in exported if model.card["strategy"] in runs]
-        assert {model.card["strategy"] for model in found} == set(STRATEGIES)
-        for model in found:
-            run, *names = model.path.relative_to(folder / "models").parts
-            assert re.fullmatch(rf"\d+-{model.card['run-id']}", run)
+        found = [(path, card) for path, card in exported if card["strategy"] in runs]
+        assert {card["strategy"] for _, card in found} == set(STRATEGIES)
+        for path, card in found:
+            run, *names = path.relative_to(folder / "models").parts
+            assert re.fullmatch(rf"\d+-{card['run-id']}", run)
             assert names == ["round-000002", f"{n}.safetensors"]
-            rows = runs[model.card["strategy"]].clients.dropna(subset="loss")
+            rows = runs[card["strategy"]].clients.dropna(subset="loss")
             correct = rows.set_index("partition_id").loc[n, "correct"]
-            assert model.card["metrics"]["correct"] == correct
-            parameters = fedkd_flwr.load_model(model.path).parameters()
+            assert card["metrics"]["correct"] == correct
+            parameters = fedkd_flwr.load_model(path).parameters()
             assert sum(p.numel() for p in parameters) > 0
         assert list((folder / "state").rglob("round-*.safetensors"))
 

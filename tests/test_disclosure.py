@@ -20,7 +20,7 @@ def test_a_page_names_all_that_leaves_a_client(strategy, tmp_path):
     assert record.records == {"arrays", "metrics", "info"}
     page = page_of(METHODS[strategy])
     assert blocks_of(page)[strategy] == rows_of(record), HINT
-    assert set(common_rows_of(record)) <= set(disclosure.generated_part(COMMON)), HINT
+    assert set(common_rows_of(record)) <= set(disclosure.common_rows_on_page()), HINT
 
 
 def test_an_addition_to_a_reply_is_noticed(tmp_path, monkeypatch):
@@ -35,7 +35,7 @@ def test_an_addition_to_a_reply_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(disclosure, "client_app", with_one_more)
     rows = common_rows_of(Record("fedavg", tmp_path))
     assert all("`age`" in row for row in rows)
-    assert not set(rows) & set(disclosure.generated_part(COMMON))
+    assert not set(rows) & set(disclosure.common_rows_on_page())
 
 
 def test_a_node_of_a_deployment_sends_no_more(tmp_path):
@@ -50,27 +50,15 @@ def test_a_node_of_a_deployment_sends_no_more(tmp_path):
         assert careful.sent[kind] == trusting.sent[kind]
 
 
-def methods_in(sentence):
-    """Return the methods that a bold sentence of the overview names in its item."""
-    (item,) = [line for line in items_of_overview() if line.startswith(f"- **{sentence}")]
-    return set(re.findall(r"`([\w-]+)`", item)) & set(METHODS)
+def test_the_pages_are_what_the_command_writes():
+    written = disclosure.pages(disclosure.common_rows_on_page(), disclosure.blocks_by_family())
+    assert {page: page.read_text() for page in written} == written
 
 
-def items_of_overview():
-    text = COMMON.read_text()
-    return re.split(r"\n(?=- )", text)
-
-
-def test_the_overview_agrees_with_the_tables():
-    blocks = {name: lines for page in PAGES.values() for name, lines in blocks_of(page).items()}
-    sent = {name for name, lines in blocks.items() if any("sent is" in line for line in lines)}
-    assert methods_in("The personalized model itself is sent") == sent
-    copies = {name for name, lines in blocks.items() if any("unchanged" in line for line in lines)}
-    single = methods_in("Other clients receive single models") - methods_of_mixtures()
-    assert single | methods_in("A cluster of one client") == copies
-    stays = methods_in("The personalized model stays")
-    assert not stays & sent
-
-
-def methods_of_mixtures():
-    return {"fedamp", "kt-pfl-params", "fedkma", "pfedgraph"}
+def test_every_name_in_the_tables_has_a_meaning():
+    blocks = [lines for page in (COMMON, *PAGES.values()) for lines in blocks_of(page).values()]
+    rows = [row for lines in [disclosure.common_rows_on_page(), *blocks] for row in lines]
+    names = {name for row in rows if row[0] == "|" for name in re.findall(r"`([^`]+)`", row)}
+    explained = re.findall(r"`([^`]+)`", disclosure.COMMON.read_text().partition("## Names")[2])
+    general = {name for name in names if name.startswith("generator/")}
+    assert names - general - set(explained) == {"partition-id"}

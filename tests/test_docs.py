@@ -10,12 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import typer
 from environments import new_environment, output_of
 from markdown.extensions import toc
 
 import fedkd_flwr
-from fedkd_flwr.cli import app
 from fedkd_flwr.config import flatten, read_config
 from fedkd_flwr.methods import METHODS, REGISTERED
 
@@ -32,24 +30,27 @@ def first_block(text, language):
     return text.partition(f"```{language}\n")[2].partition("```")[0]
 
 
-def test_every_method_has_its_row_and_its_module_a_page():
-    rows = [
-        line
-        for line in (ROOT / "docs/reference/methods.md").read_text().splitlines()
-        if "|" in line
-    ]
-    names = [name for row in rows for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
-    assert {name for name in names if name in METHODS} == set(METHODS)
-    shown = (ROOT / "pages/api/methods.md").read_text() + (
-        ROOT / "pages/api/strategies.md"
-    ).read_text()
+def blocks(text, language):
+    """Return the contents of all code blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_number_of_methods_is_that_of_the_registry():
+    description = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
+    for text in ((ROOT / "README.md").read_text(), description):
+        assert set(re.findall(r"(\d+) methods and local", text)) == {str(len(METHODS) - 1)}
+
+
+def test_the_api_pages_show_every_module_of_the_server():
+    shown = "".join(page.read_text() for page in (ROOT / "pages/api").glob("*.md"))
     modules = {path.stem for path in (ROOT / "strategies").glob("[a-z]*.py")}
     assert {name for name in modules if f"::: strategies.{name}\n" not in shown} == set()
 
 
 def test_the_site_shows_the_files_themselves():
     """A copy of a file would show what it said once."""
-    entries = [page for page in (ROOT / "pages").iterdir() if page.name != "api"]
+    own = {"api", "benchmark-table.md", "site.css", "sort.js"}
+    entries = [page for page in (ROOT / "pages").iterdir() if page.name not in own]
     assert entries and all(page.is_symlink() and page.exists() for page in entries)
 
 
@@ -64,13 +65,12 @@ def test_what_the_api_pages_show_is_there():
     assert names == set(fedkd_flwr.__all__)
 
 
-def test_every_guide_is_in_the_navigation():
+def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
-    folders = ("tutorials", "how-to", "reference", "explanation")
-    pages = [page for folder in folders for page in (ROOT / "docs" / folder).glob("*.md")]
-    guides = [str(page.relative_to(ROOT)) for page in pages]
-    assert guides
-    assert [guide for guide in guides if guide not in navigation] == []
+    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("results/*.md")]
+    assert pages
+    names = [str(page.relative_to(ROOT)) for page in pages]
+    assert [name for name in names if name not in navigation] == []
 
 
 def test_the_method_of_the_tutorial_trains(small, tmp_path, monkeypatch):
@@ -85,11 +85,11 @@ def test_the_method_of_the_tutorial_trains(small, tmp_path, monkeypatch):
     assert (run.matrices["coefficients"][-1].sum(axis=1) > 0).all()
 
 
-def test_the_settings_of_the_five_hospitals_need_no_folder():
-    block = first_block((ROOT / "docs/how-to/hospitals.md").read_text(), "toml")
+def test_the_settings_of_the_hospitals_need_no_folder():
+    block = first_block((ROOT / "docs/how-to/deploy-install.md").read_text(), "toml")
     settings = flatten(tomllib.loads(block))
     data = read_config(settings).run.data
-    assert (data.image_shape, data.num_classes) == ((3, 64, 64), 5)
+    assert (data.image_shape, data.num_classes) == ((1, 32, 32), 5)
 
 
 def test_every_package_is_in_the_table_of_the_architecture():
@@ -119,31 +119,36 @@ def broken_links(page):
 
 
 def test_links_lead_to_files_and_headings():
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    folders = ("docs/**", "results", ".github/**")
+    pages = [*ROOT.glob("*.md"), *(page for name in folders for page in ROOT.glob(f"{name}/*.md"))]
     assert [link for page in pages for link in broken_links(page)] == []
 
 
 @pytest.mark.slow
-def test_the_site_loads_nothing_from_elsewhere(tmp_path):
+def test_the_site_loads_nothing_from_elsewhere_and_ships_no_code(tmp_path):
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     pages = list(tmp_path.rglob("*.html"))
     assert (tmp_path / "docs" / "how-to" / "compare" / "index.html") in pages
     assert {tag for page in pages for tag in LOADED.findall(page.read_text())} == set()
+    shipped = {path.suffix for path in tmp_path.rglob("*")} | {p.name for p in tmp_path.rglob("*")}
+    assert shipped & {".py", ".pyc", ".xz", ".jsonl", "__pycache__"} == set()
     notebook = (tmp_path / "notebooks" / "kt_pfl" / "index.html").read_text()
     assert "<math " in notebook and r"\sum" not in notebook
+    table = (tmp_path / "benchmark-table" / "index.html").read_text()
+    assert table.count("<tr>") == len(
+        (ROOT / "results/tables/benchmark.csv").read_text().splitlines()
+    )
 
 
 @pytest.mark.slow
-def test_the_readmes_comparison_with_a_custom_method_works_in_a_clone(tmp_path):
+def test_the_comparison_of_the_tutorial_works_in_a_clone(tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     tutorial = (ROOT / "docs" / "tutorials" / "compare-your-method.md").read_text()
-    section = (ROOT / "README.md").read_text().partition("## Compare your own method")[2]
     (clone / "my_method.py").write_text(first_block(tutorial, "python"))
-    sweep = first_block(section, "toml")
-    assert "my_method:mine" in sweep and len(sweep.splitlines()) == 5
+    sweep = first_block(tutorial, "toml")
     # A seed of two short rounds is enough to see that the commands work.
     preset = 'preset = "conf/compare/digits-mixed.toml"'
     size = "num-server-rounds = 2\nlocal-iterations = 2"
@@ -152,6 +157,8 @@ def test_the_readmes_comparison_with_a_custom_method_works_in_a_clone(tmp_path):
         assert full in sweep
         sweep = sweep.replace(full, short)
     (clone / "mine.toml").write_text(sweep)
+    commands = [c for c in blocks(tutorial, "bash") if "mine.toml" in c or "runs/mine --fig" in c]
+    assert len(commands) == 2
     # Not the programs of this environment: those of whoever has just cloned it.
     programs = str(Path(sys.executable).parent)
     new_environment(clone / ".venv", "--editable", clone)
@@ -160,28 +167,7 @@ def test_the_readmes_comparison_with_a_custom_method_works_in_a_clone(tmp_path):
     env["PATH"] = os.pathsep.join(p for p in env["PATH"].split(os.pathsep) if p != programs)
     # `uv run` takes the environment as it is; CI has made one for this project with `uv run`.
     env["UV_NO_SYNC"] = "1"
-    printed = output_of(first_block(section, "bash"), clone, env, shell=True)
+    printed = output_of(" && ".join(map(str.strip, commands)), clone, env, shell=True)
     rows = set(re.findall(r"^\| (\S+) \|", printed, re.MULTILINE))
     assert {"kt-pfl", "my_method:mine", "local"} <= rows
     assert list((clone / "figures").glob("*.png"))
-
-
-def _names(parameter):
-    """Return how the reference calls a parameter of a command."""
-    is_argument = parameter.param_type_name == "argument"
-    return [parameter.human_readable_name] if is_argument else parameter.opts
-
-
-def test_every_command_and_option_is_in_the_reference():
-    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
-    sections = {part.split("\n", 1)[0]: part for part in page.split("\n## ")[1:]}
-    commands = typer.main.get_command(app).commands
-    assert set(sections) == {f"fedkd {name}" for name in commands}
-    missing = [
-        (name, word)
-        for name, command in commands.items()
-        for parameter in command.params
-        for word in _names(parameter)
-        if f"`{word}" not in sections[f"fedkd {name}"]
-    ]
-    assert missing == []

@@ -1,13 +1,11 @@
-"""Runs that are continued from an earlier round, and attempts that fail."""
+"""Runs that repeat a round, attempts that fail, and other versions."""
 
 import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedkd_flwr
-from fedkd_flwr.cli import app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.runs import RunDirectoryError, load_run, provenance
@@ -29,9 +27,7 @@ def settings(small):
     return {**small, "strategy": "kt-pfl", "models": "mlp", "num-server-rounds": 4}
 
 
-@pytest.mark.parametrize("from_round", [0, 3])
-def test_a_failed_attempt_to_continue_changes_nothing(from_round, settings, tmp_path, monkeypatch):
-    settings["keep-rounds"] = 3
+def test_a_failed_attempt_to_continue_changes_nothing(settings, tmp_path, monkeypatch):
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     before = contents(run.path)
 
@@ -41,48 +37,36 @@ def test_a_failed_attempt_to_continue_changes_nothing(from_round, settings, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(InProcessGrid, "send_and_receive", fails)
         with pytest.raises(OutOfOrderError):
-            fedkd_flwr.resume(run.path, num_server_rounds=5, from_round=from_round)
+            fedkd_flwr.resume(run.path, num_server_rounds=5)
     assert contents(run.path) == before
     assert load_run(run.path).finished
-    resumed = fedkd_flwr.resume(run.path, num_server_rounds=5, from_round=from_round)
+    resumed = fedkd_flwr.resume(run.path, num_server_rounds=5)
     assert list(resumed.rounds["round"]) == [1, 2, 3, 4, 5]
     assert resumed.config["num-server-rounds"] == 5
 
 
-def test_a_run_continues_from_an_earlier_round(settings, tmp_path, monkeypatch):
-    """A round that spoiled the models is dropped, and the others equal those of a clean run."""
-    settings["keep-rounds"] = 3
-    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
-    mended = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    spoiled = [json.loads(line) for line in (mended.path / "rounds.jsonl").open()]
-    with pytest.raises(
-        ConfigError, match=r"no checkpoint of round 1, only of 2, 3, 4; keep-rounds"
-    ):
-        fedkd_flwr.resume(mended.path, from_round=1)
-    mended = fedkd_flwr.resume(mended.path, from_round=2)
-    assert list(mended.rounds["round"]) == [1, 2, 3, 4]
-    assert list(mended.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])
-    assert len(mended.clients) == len(whole.clients)
-    np.testing.assert_array_equal(mended.matrices["coefficients"], whole.matrices["coefficients"])
-    assert mended.description["continued"][0]["after_round"] == 2
-    # The first two rounds are the old lines, the others were computed again.
-    rows = [json.loads(line) for line in (mended.path / "rounds.jsonl").open()]
-    assert rows[:2] == spoiled[:2]
-    assert rows[2:] != spoiled[2:]
-    kept = sorted(path.name for path in (mended.path / "checkpoint").glob("server*"))
-    assert kept == ["server-000002.safetensors", "server-000003.safetensors", "server.safetensors"]
+def test_a_run_that_lost_its_newest_checkpoint_repeats_one_round(settings, tmp_path):
+    """The rounds before are the old lines, and all numbers those of a run in one go."""
 
-
-def test_the_round_before_the_last_is_kept_during_a_run(settings, tmp_path):
     def stop(row):
         if row["round"] == 3:
             raise KeyboardInterrupt
 
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+    path = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        fedkd_flwr.run(settings, output_dir=tmp_path / "run", on_round=stop)
-    resumed = fedkd_flwr.resume(tmp_path / "run", from_round=2)
+        fedkd_flwr.run(settings, output_dir=path, on_round=stop)
+    before = (path / "rounds.jsonl").read_text().splitlines()
+    kept = sorted(file.name for file in (path / "checkpoint").glob("server*"))
+    assert kept == ["server-000002.safetensors", "server.safetensors"]
+    (path / "checkpoint" / "server.safetensors").unlink()
+    resumed = fedkd_flwr.resume(path)
+    assert resumed.description["continued"][0]["after_round"] == 2
+    after = (path / "rounds.jsonl").read_text().splitlines()
+    assert after[:2] == before[:2] and after[2] != before[2]
     assert list(resumed.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])
+    assert len(resumed.clients) == len(whole.clients)
+    np.testing.assert_array_equal(resumed.matrices["coefficients"], whole.matrices["coefficients"])
 
 
 def test_each_leg_records_its_versions(settings, tmp_path):
@@ -100,9 +84,9 @@ def test_another_major_version_is_refused_unless_it_is_intended(name, settings, 
     before = content["project"] if name == "fedkd-flwr" else content["versions"]
     before["version" if name == "fedkd-flwr" else name] = "7.1.2"
     file.write_text(json.dumps(content))
-    with pytest.raises(RunDirectoryError, match=rf"{name} 7.1.2 \(now .*other-versions=true"):
+    with pytest.raises(RunDirectoryError, match=rf"{name} 7.1.2 \(now .*--accept-changes"):
         fedkd_flwr.resume(run.path, num_server_rounds=2)
-    assert fedkd_flwr.resume(run.path, num_server_rounds=2, other_versions=True).finished
+    assert fedkd_flwr.resume(run.path, num_server_rounds=2, accept_changes=True).finished
     # The last leg counts from now on.
     assert fedkd_flwr.resume(run.path, num_server_rounds=3).finished
 
@@ -116,12 +100,6 @@ def test_which_number_is_the_major_version(monkeypatch):
     other = {"project": {"version": "0.1.0"}, "versions": {"flwr": "2.0", "torch": "2.0.1"}}
     assert other_major_versions(other) == ["fedkd-flwr 0.1.0 (now 0.2.0)", "flwr 2.0 (now 1.41.0)"]
     assert other_major_versions({**other, "continued": [same]}) == []
-
-
-def test_from_round_alone_is_refused():
-    result = CliRunner().invoke(app, ["run", "--from-round", "2"])
-    assert result.exit_code == 1
-    assert "--from-round needs --resume RUN" in result.output
 
 
 def test_a_run_from_elsewhere_does_not_say_where_models_are_written(settings, tmp_path):

@@ -135,42 +135,51 @@ def test_the_line_that_explains_a_failed_simulation_is_returned(lines, reason, t
     assert simulation._follow(command, dict(os.environ), tmp_path, Observer(), 0) == reason
 
 
-REPEATS_TWO_ROUNDS = """
+REPEATS_A_ROUND = """
 from pathlib import Path
 
-rounds, summary = Path("rounds.jsonl"), Path("summary.json")
+rounds = Path("rounds.jsonl")
 lines = rounds.read_text().splitlines(keepends=True)
 for last in (2, 3):
     rounds.write_text("".join(lines[:last]))
     print("Round", last, flush=True)
-summary.write_text(summary.read_text())
+Path("summary.json").write_text(Path("../whole/summary.json").read_text())
 """
-"""Writes what a run of three rounds writes that is continued after the first."""
+"""Writes what a run of three rounds writes that is continued after the second."""
 
 
 @pytest.fixture
 def continued(small, tmp_path, monkeypatch):
-    """Continue a finished run after its first round, with a script in place of Flower."""
+    """Return a run of three rounds, and continue a run with a script in place of Flower."""
     settings = {**small, "strategy": "local", "models": "mlp", "local-iterations": 1}
-    settings |= {"num-server-rounds": 3, "keep-rounds": 3}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    monkeypatch.chdir(run.path)
+    settings |= {"num-server-rounds": 3}
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
     monkeypatch.setattr(simulation, "superlink", lambda _: nullcontext(dict(os.environ)))
 
-    def go_on(script, **options):
+    def go_on(path, script, **options):
         command = [sys.executable, "-c", script]
+        monkeypatch.chdir(path)
         monkeypatch.setattr(simulation, "flwr_run_command", lambda _: command)
-        return fedkd_flwr.resume(run.path, engine="simulation", from_round=1, **options)
+        return fedkd_flwr.resume(path, engine="simulation", **options)
 
-    return go_on
+    return settings, whole, go_on
 
 
 def test_a_simulation_that_dies_early_is_not_mistaken_for_the_run_before(continued):
+    _, whole, go_on = continued
     with pytest.raises(RuntimeError, match=r"did not finish; last output line: OSError: no Ray"):
-        continued("raise OSError('no Ray')")
+        go_on(whole.path, "raise OSError('no Ray')", num_server_rounds=4)
 
 
-def test_rounds_that_a_simulation_repeats_are_told(continued):
-    told = []
-    assert continued(REPEATS_TWO_ROUNDS, on_round=told.append).finished
-    assert [row["round"] for row in told] == [2, 3]
+def test_a_round_that_a_simulation_repeats_is_told(continued, tmp_path):
+    def stop(row):
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    settings, _, go_on = continued
+    path, told = tmp_path / "run", []
+    with pytest.raises(KeyboardInterrupt):
+        fedkd_flwr.run(settings, output_dir=path, on_round=stop)
+    (path / "checkpoint" / "server.safetensors").unlink()
+    assert go_on(path, REPEATS_A_ROUND, on_round=told.append).finished
+    assert [row["round"] for row in told] == [3]

@@ -35,9 +35,8 @@ def test_these_methods_take_estimators():
     assert sorted(methods_with("takes_estimators")) == sorted(TAKING)
 
 
-@pytest.mark.parametrize("page", ["how-to/custom-models.md", "reference/methods.md"])
-def test_the_pages_list_the_methods_that_take_estimators(page):
-    text = (ROOT / "docs" / page).read_text()
+def test_the_page_lists_the_methods_that_take_estimators():
+    text = (ROOT / "docs/how-to/custom-models.md").read_text()
     (listed,) = re.findall(r"`local`, (.*) and (`[\w-]+`) take", text)
     assert sorted(re.findall(r"`([\w-]+)`", " ".join(["`local`", *listed]))) == sorted(TAKING)
 

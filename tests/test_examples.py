@@ -1,19 +1,34 @@
 """The examples of custom models, data, partitions and methods do what they say."""
 
+import re
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from helpers import Witness, client_of, run_with
 
 import fedkd_flwr
-from examples import own_data, own_fedrep, own_method, own_parquet, own_series, three_silos
+from examples import (
+    hospitals,
+    own_data,
+    own_fedrep,
+    own_method,
+    own_parquet,
+    own_series,
+    three_silos,
+)
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import flatten
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images
+from fedkd_flwr.engines.doctor import check_node
 from fedkd_flwr.models.custom_models import checked_custom_model
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.training.losses import cross_entropy
+from strategies.core.flower import parse_config_args
 
 FEDREP = "examples.own_fedrep:fedrep"
 KNOWN_GROUPS = "examples.known_groups:fedavg_in_groups"
@@ -139,3 +154,23 @@ def test_three_silos_with_different_kinds_of_models_learn_together(tmp_path, mon
     kinds = [model.rpartition(":")[2] for model in accuracies]
     assert kinds == ["RandomForestClassifier", "HistGradientBoostingClassifier", "Perceptron"]
     assert min(accuracies.values()) > 0.7
+
+
+def test_five_hospitals_can_take_part_as_the_guide_to_deployment_says(tmp_path):
+    hospitals.main(tmp_path)
+    images = {path: path.read_bytes() for path in tmp_path.rglob("*.png")}
+    assert len(images) == len(set(images.values())) == sum(map(sum, hospitals.HOSPITALS)) + 200
+    guide = Path(__file__).parent.parent / "docs/how-to/deploy-install.md"
+    page = guide.read_text().replace("/tmp/hospitals", str(tmp_path))
+    settings = flatten(tomllib.loads(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]))
+    (own,) = re.findall(r"^NODE_CONFIG='(model=.*)' \\$", page, re.MULTILINE)
+    hashes = set()
+    for n, counts in enumerate(hospitals.HOSPITALS):
+        node = f'partition-id={n} state-dir="{tmp_path}/state" {own.replace("%n", str(n))}'
+        findings = check_node(settings, parse_config_args([node]))
+        assert [finding.text for finding in findings if not finding.ok] == []
+        (data,) = (finding.text for finding in findings if finding.check == "data")
+        parts = re.search(r"(\d+) samples to train, (\d+) to validate, (\d+) to test", data)
+        assert sum(map(int, parts.groups())) == sum(counts)
+        hashes |= {re.search(r"classes-hash \S+", data)[0]}
+    assert len(hashes) == 1

@@ -1,7 +1,6 @@
-"""What becomes of an exported model: its card, the operator's approval, and new images."""
+"""What becomes of an exported model: its card, and new images."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -17,11 +16,13 @@ from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.folders import class_names
-from fedkd_flwr.export import files, load_model, read_card, round_folder, save_personalized_model
-from fedkd_flwr.export.approval import (
-    approve_model,
+from fedkd_flwr.export import (
     exported_models,
-    link_in_use,
+    files,
+    load_model,
+    read_card,
+    round_folder,
+    save_personalized_model,
 )
 from fedkd_flwr.export.predicting import files_at, predict
 from strategies.core.versions import installed_versions
@@ -80,52 +81,6 @@ def test_classes_are_named_by_their_folders(tmp_path):
     assert class_names("module:object", 2) == []
 
 
-def test_an_approved_model_is_in_use_until_another_is(models):
-    first, second = (round_folder(models / r, 30) / "3.safetensors" for r in ("ab12", "cd34"))
-    assert oct(first.parent.stat().st_mode & 0o777) == "0o700"
-    used = approve_model(first)
-    assert used == models / "in-use-3/3.safetensors"
-    assert torch.equal(weights(used), weights(first))
-    assert [model.in_use for model in exported_models(models)] == [True, False]
-    approve_model(second)
-    assert torch.equal(weights(used), weights(second))
-    assert read_card(used)["run-id"] == "cd34"
-    # Back to the first, whose run may be gone by now.
-    first.unlink()
-    approve_model(models / "approved/ab12/round-000030/3.safetensors")
-    assert read_card(used)["run-id"] == "ab12"
-    lines = (models / "approved/log.jsonl").read_text().splitlines()
-    assert [json.loads(line)["model"].split("/")[1] for line in lines] == ["ab12", "cd34", "ab12"]
-    assert not link_in_use(models, 3).readlink().is_absolute()
-
-
-def test_approving_a_repeated_round_does_not_change_the_model_in_use(models, monkeypatch):
-    path = round_folder(models / "ab12", 30) / "3.safetensors"
-    used = approve_model(path)
-    earlier, content = used.resolve(), used.read_bytes()
-    save_personalized_model(fedkd_flwr.build_model("mlp", (1, 8, 8), 2), CARD, path.parent)
-    copy = shutil.copy2
-
-    def full_disk(source, target):
-        copy(source, target)
-        if source == path:
-            raise OSError("No space left on device")
-
-    monkeypatch.setattr(shutil, "copy2", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        approve_model(path)
-    assert used.read_bytes() == content
-    monkeypatch.undo()
-    approve_model(path)
-    assert used.read_bytes() == path.read_bytes() != content
-    assert earlier.read_bytes() == content
-    assert used.resolve().parent.name == "round-000030-2"
-    approve_model(path)
-    assert used.resolve().parent.name == "round-000030-2"
-    approve_model(earlier)
-    assert used.resolve() == earlier
-
-
 def test_an_export_that_fails_leaves_the_model_before_it(models, monkeypatch):
     folder = round_folder(models / "ab12", 30)
     before = {file: file.read_bytes() for file in folder.iterdir()}
@@ -141,11 +96,11 @@ def test_a_model_without_a_whole_card_is_left_out_of_the_list(models, logged):
     path.with_suffix(".json").write_text('{"model": "ml')
     for text in ('{"model": "ml', "[]", json.dumps({"partition-id": 3})):
         path.with_suffix(".json").write_text(text)
-        assert [model.path for model in exported_models(models)] == [other]
+        assert [path for path, _ in exported_models(models)] == [other]
         with pytest.raises(ValueError, match=r"3\.json cannot be read"):
-            approve_model(path)
+            read_card(path)
     path.with_suffix(".json").unlink()
-    assert [model.path for model in exported_models(models)] == [other]
+    assert [path for path, _ in exported_models(models)] == [other]
     assert len([line for line in logged() if f"{path} is left out" in line]) == 4
 
 
@@ -169,14 +124,6 @@ def test_a_node_of_its_own_operator_keeps_the_models_of_all_runs_and_rounds(
     client.serve_evaluation(Request(server_round=30, is_last_round=is_last, run_id="ab12"))
     cards = [str(card.relative_to(tmp_path)) for card in tmp_path.rglob("*.json")]
     assert cards == ([written] if written else [])
-
-
-def test_what_no_run_exported_is_not_approved(models, tmp_path):
-    save_personalized_model(fedkd_flwr.build_model("mlp", (1, 8, 8), 2), CARD, tmp_path / "plain")
-    with pytest.raises(ValueError, match="is no exported model of a run and a round"):
-        approve_model(tmp_path / "plain/3.safetensors")
-    with pytest.raises(FileNotFoundError):
-        approve_model(models / "ab12/round-000030/4.safetensors")
 
 
 def test_new_images_are_prepared_as_in_training(models, tmp_path):
@@ -222,10 +169,8 @@ def test_a_model_without_images_is_refused_in_one_line(models, tmp_path):
     assert cli("predict", path, __file__)[0] == 1
 
 
-def test_the_commands_list_and_approve(models):
-    path = models / "cd34/round-000030/3.safetensors"
-    assert cli("models", "approve", path)[0] == 0
+def test_the_command_lists_models_of_all_runs(models):
+    assert oct(round_folder(models / "ab12", 30).stat().st_mode & 0o777) == "0o700"
     lines = [line for line in cli("models", "list", models)[1].splitlines() if "round-" in line]
     assert len(lines) == 2
-    assert "in use" not in lines[0] and "75.0%" in lines[0]
-    assert "in use" in lines[1]
+    assert "ab12/round-000030" in lines[0] and "75.0%" in lines[0]

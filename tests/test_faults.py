@@ -169,7 +169,7 @@ def test_a_hostile_node_does_not_affect_others_for_twenty_rounds(strategy, small
 
 
 def test_poisoned_predictions_pass_the_checks_and_do_limited_harm(small, tmp_path):
-    """No check can tell; docs/how-to/deploy-secure.md has the figures of a larger experiment."""
+    """No check can tell; results/robustness.md has the figures of a larger experiment."""
     settings = {**small, "strategy": "kt-pfl", "models": "mlp"}
     settings |= {"num-server-rounds": 10, "evaluate-every": 10}
     lying = run_with(lambda r: predictions(wrong_and_certain), settings, tmp_path / "lying")

@@ -343,17 +343,23 @@ def test_the_binding_is_part_of_the_state_of_a_strategy():
     assert other.members.owners.state().keys() == {"members/keys"}
 
 
-def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(small, tmp_path):
+def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(
+    small, tmp_path, monkeypatch
+):
     """Round 3 is repeated without it, so its memory of round 3 is of the rounds before that."""
     state, run_folder, before = tmp_path / "state", tmp_path / "run", tmp_path / "before"
     settings = {**small, "strategy": "local", "models": "mlp", "connect-timeout": 0.1}
-    settings |= {"num-server-rounds": 4, "keep-rounds": 4, "state-dir": str(state)}
+    settings |= {"num-server-rounds": 3, "state-dir": str(state)}
+    # The run stops after its last round, and then loses its newest checkpoint.
+    monkeypatch.setattr("fedkd_flwr.runs.directory.keep_last_checkpoint", lambda _: None)
     run_with(client_app, settings, run_folder)
+    for file in ("summary.json", "checkpoint/server.safetensors"):
+        (run_folder / file).unlink()
     for folder in (state, run_folder):
         shutil.copytree(folder, before / folder.name)
 
     def row_of_round_4():
-        more = {**settings, "resume": True, "from-round": 2}
+        more = {**settings, "resume": True, "num-server-rounds": 4}
         rows = run_with(client_app, more, run_folder, Partial)[0].clients
         return rows[(rows["round"] == 4) & (rows["partition_id"] == 3)][["train_loss", "loss"]]
 

@@ -126,22 +126,21 @@ def test_a_memory_of_any_round_belongs_to_its_run():
     assert memory.belongs_to({"0": 1.0}) and not memory.belongs_to({"0": 2.0})
 
 
-@pytest.mark.parametrize("rounds_kept", [2, 4])
-def test_the_last_rounds_of_a_client_are_kept(rounds_kept, tmp_path):
+def test_the_last_two_rounds_of_a_client_are_kept(tmp_path):
     folder, rounds = MemoryFolder(tmp_path / "run"), [1, 4, 5, 9, 12]
     for server_round in rounds:
-        folder.write(learned(server_round, server_round), rounds_kept)
-    for server_round in rounds[-rounds_kept:]:
+        folder.write(learned(server_round, server_round))
+    for server_round in rounds[-2:]:
         found = folder.read(before_round=server_round + 1)
         assert found.load_numbers("numbers") == {"number": server_round}
-    assert len(list(folder.path.iterdir())) == rounds_kept
+    assert len(list(folder.path.iterdir())) == 2
 
 
 def test_a_repeated_round_replaces_its_file_and_later_ones(tmp_path):
     folder = MemoryFolder(tmp_path / "run")
     for server_round in (3, 4, 5):
-        folder.write(learned(server_round, server_round), rounds_kept=3)
-    folder.write(learned(40, 4), rounds_kept=3)
+        folder.write(learned(server_round, server_round))
+    folder.write(learned(40, 4))
     assert folder.read(before_round=9).load_numbers("numbers") == {"number": 40}
     assert folder.newest() == folder.file(4)
 

@@ -1,13 +1,13 @@
 """Settings of one method are ranked by validation accuracy, and by nothing else."""
 
-import shutil
-
 import pytest
-from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.ranking import rank, validation_accuracy
-from fedkd_flwr.cli import app
+from fedkd_flwr.analysis.ranking import (
+    accuracies_on_common_seeds,
+    best_first,
+    validation_accuracy,
+)
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import Run
 
@@ -55,8 +55,8 @@ def test_the_settings_of_a_method_are_ordered_by_validation_accuracy(grid):
         assert of_kt_pfl[0] == first
         assert list(compared.groups) == list(compared.table.index)
         assert "The settings of kt-pfl are ranked by validation accuracy." in compared.notes
-        ranked = rank(compared.groups).query("strategy == 'kt-pfl'")
-        assert list(ranked["validation_accuracy"]) == [0.9, 0.2] and ranked.index[0] == first
+        ranked, _ = best_first([SMALL_RHO, LARGE_RHO], compared.groups)
+        assert ranked[0] == first
 
 
 def with_seed(run: Run, seed: int) -> Run:
@@ -66,13 +66,15 @@ def with_seed(run: Run, seed: int) -> Run:
 
 
 def test_settings_are_ranked_on_the_seeds_that_all_of_them_have(grid):
-    local, small, large = opened(grid, 0.5, 0.4)
+    _, small, large = opened(grid, 0.5, 0.4)
     easy_seed = with_seed(opened(grid, 0.5, 0.9)[2], 7)
-    ranked = rank({"local": [local], SMALL_RHO: [small], LARGE_RHO: [large, easy_seed]})
-    assert list(ranked.index[1:]) == [SMALL_RHO, LARGE_RHO]
-    assert ranked.loc[LARGE_RHO, "validation_accuracy"] == 0.4
-    with pytest.raises(ConfigError, match=r"settings of kt-pfl have no seed in common"):
-        rank({"local": [local], SMALL_RHO: [small], LARGE_RHO: [easy_seed]})
+    labels, groups = [LARGE_RHO, SMALL_RHO], {SMALL_RHO: [small], LARGE_RHO: [large, easy_seed]}
+    assert best_first(labels, groups)[0] == [SMALL_RHO, LARGE_RHO]
+    assert accuracies_on_common_seeds("kt-pfl", labels, groups)[LARGE_RHO] == [0.4]
+    groups[LARGE_RHO] = [easy_seed]
+    ordered, note = best_first(labels, groups)
+    assert ordered == [SMALL_RHO, LARGE_RHO]
+    assert "settings of kt-pfl have no seed in common" in note
 
 
 def test_without_validation_data_nothing_is_ranked(grid):
@@ -81,7 +83,7 @@ def test_without_validation_data_nothing_is_ranked(grid):
     with pytest.raises(
         ConfigError, match="has no validation data, which ranking needs; set client-split"
     ):
-        rank(compared.groups)
+        validation_accuracy(compared.groups[SMALL_RHO][0])
 
 
 def test_a_run_without_a_last_evaluation_is_not_reported_as_lacking_validation_data(grid):
@@ -89,14 +91,3 @@ def test_a_run_without_a_last_evaluation_is_not_reported_as_lacking_validation_d
     runs[1].round_rows[-1]["accuracy_mean"] = None
     with pytest.raises(ConfigError, match=r"small .* no client was evaluated in its last round, 1"):
         validation_accuracy(runs[1])
-
-
-def test_the_command_shows_a_table_a_method_and_names_runs_left_out(grid, tmp_path):
-    folder = shutil.copytree(grid, tmp_path / "grid")
-    (folder / "large" / "summary.json").unlink()
-    shutil.copytree(grid / "large", folder / "again")
-    result = CliRunner().invoke(app, ["rank", str(folder)])
-    assert result.exit_code == 0
-    assert SMALL_RHO in result.stdout and "validation accuracy" in result.stdout
-    told = " ".join(result.stdout.split())
-    assert "- large is unfinished (1 of 1 rounds) and left out." in told

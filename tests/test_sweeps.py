@@ -21,6 +21,7 @@ from fedkd_flwr.sweeps.earlier_attempts import missing_extras
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.toml"))
+PUBLISHED = sorted((ROOT / "results" / "sweeps").glob("*.toml"))
 
 TINY = """
 [base]
@@ -419,13 +420,9 @@ def test_a_failure_is_recorded_and_does_not_stop_the_rest(sweep, tmp_path, told,
     assert (2, "finished") in states(told)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_sweep_of_the_project_is_valid_and_has_a_reference(path):
     configurations = [*read_sweep(path).values()]
-    if path.stem.startswith("controls-steps"):  # compared with `local` of the methods' sweep
-        methods = read_sweep(path.with_stem(path.stem.replace("controls-steps", "retuned")))
-        configurations += [one for one in methods.values() if one.run.strategy == "local"]
     seeds_of = defaultdict(set)
     for configuration in configurations:
         seeds_of[configuration.run.strategy].add(configuration.run.plan.seed)
@@ -434,6 +431,28 @@ def test_every_sweep_of_the_project_is_valid_and_has_a_reference(path):
     assert len(configurations) >= 2 * len(seeds_of["local"])
     assert len(seeds_of["local"]) >= 2
     assert all(seeds == seeds_of["local"] for seeds in seeds_of.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_every_sweep_of_published_runs_is_valid_and_has_a_reference(path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "results" / "sweeps")  # its networks
+    assert "local" in {one.run.strategy for one in read_sweep(path).values()}
+
+
+def test_a_sweep_may_have_several_grids(tmp_path):
+    path = write(
+        tmp_path,
+        "[base]\nmodels = 'mlp'\n"
+        "[[grid]]\nseed = [0, 1]\nstrategy = ['local']\n"
+        "[[grid]]\nseed = [1]\nalpha = [0.1]\ncombinations = [{ strategy = 'fedavg' }]\n",
+    )
+    runs = [
+        (one.run.strategy, one.run.plan.seed, one.run.data.alpha)
+        for one in read_sweep(path).values()
+    ]
+    assert runs == [("local", 0, 0.5), ("local", 1, 0.5), ("fedavg", 1, 0.1)]
+    assert grid_values(path) == {"seed": [0, 1], "strategy": ["local", "fedavg"]}
 
 
 def test_each_config_is_read_once(sweep, small, tmp_path, monkeypatch):

@@ -72,6 +72,20 @@ def test_a_stopped_run_with_an_older_default_is_rerun(sweep, tmp_path, told):
     assert len(list((folder / "aside").iterdir())) == 1
 
 
+@pytest.mark.parametrize(("accepts", "state"), [(False, "started"), (True, "continued")])
+def test_a_stopped_run_of_another_version_continues_if_wanted(
+    accepts, state, sweep, tmp_path, told
+):
+    folder = tmp_path / "runs"
+    stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
+    description = json.loads((stopped / "config.json").read_text())
+    description["project"]["version"] = "7.1.0"
+    (stopped / "config.json").write_text(json.dumps(description))
+    settings = {**FOUR_ROUNDS, "accept-changes": accepts}
+    run_sweep(sweep, folder, on_run=told.append, settings=settings)
+    assert [progress.state for progress in told] == ["skipped", state, "finished"]
+
+
 @pytest.mark.parametrize("lost", ["server*", "clients"])
 def test_a_stopped_run_without_its_checkpoint_is_rerun(lost, sweep, tmp_path, told):
     folder = tmp_path / "runs"

@@ -1,4 +1,4 @@
-"""The attempts of docs/explanation/threat-model.md: private data by run config alone.
+"""The attempts of docs/explanation/privacy.md: private data by run config alone.
 
 The attacker knows the page, the app and every path of the node, and writes any run config and any
 message. The node has images of its own and the policy of a deployment.
@@ -28,7 +28,7 @@ from fedkd_flwr.models.vectors import model_vectors
 from strategies.core import privacy
 from strategies.core.privacy import noised_predictions, privacy_spent
 
-PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "threat-model.md"
+PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "privacy.md"
 SILOS = {"num-clients": 2, "max-samples": 300, "held-out-size": 60, "partition": "iid"}
 CONFIG = {
     **SILOS,
@@ -459,7 +459,7 @@ def fill_the_disk_with_rounds(silo):
     with silo.one_context():
         for server_round in range(1, 6):
             message = {"server-round": server_round}
-            assert isinstance(silo.send(message=message, **{"keep-rounds": 1000}), Message)
+            assert isinstance(silo.send(message=message), Message)
     assert len([path for path in silo.files() if path.name.startswith("round-")]) == 2
 
 

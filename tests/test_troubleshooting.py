@@ -9,7 +9,6 @@ OF_OTHERS = {
     "Flower": (
         "SuperLink connection",
         "Runtime task-token authentication failed",
-        "Installing application dependencies",
         "ClientApp stopped responding",
         "The Flower App directory name",
     ),
@@ -18,7 +17,6 @@ OF_OTHERS = {
     "several texts of the project": (
         "exchanges predictions on public samples; set public-dataset",
         "is not one of in-process, simulation or",
-        "set image-column",
     ),
 }
 """Quoted texts that are no single text of the code, by origin."""

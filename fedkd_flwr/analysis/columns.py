@@ -147,8 +147,6 @@ COLUMNS = {
         Column("rounds_to_target", "rounds to target", _one_digit, COST),
         Column("bytes_to_target", "bytes to target", in_bytes, COST),
         Column("seconds_to_target", "seconds to target", _one_digit, COST),
-        Column("paper", "paper", percent),
-        Column("difference", "difference, points", points),
     )
 }
 """All columns by name, in the order to show them; a table has some of them."""

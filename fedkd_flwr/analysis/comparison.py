@@ -29,7 +29,8 @@ from fedkd_flwr.analysis.ranking import reading_order
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
-from fedkd_flwr.analysis.safeguards import note_on_safeguards, with_safeguards
+from fedkd_flwr.analysis.safeguard_criterion import notes_on_safeguards
+from fedkd_flwr.analysis.safeguards import with_safeguards
 from fedkd_flwr.analysis.second_evaluation import at_best_evaluations
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
@@ -195,7 +196,7 @@ def compare(
         notes=[
             *basis_of(effects),
             *notes_on_harm(clients),
-            *note_on_safeguards(clients),
+            *notes_on_safeguards(clients),
             *damaged,
             *notes_on_content(finished),
             *unfinished,

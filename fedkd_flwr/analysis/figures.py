@@ -72,7 +72,7 @@ def gains_with_safeguard(comparison: Comparison) -> list[tuple[str, dict[str, An
     Gains have one row per client and seed: ``method_gain``, that of the method's model alone,
     ``safeguarded_gain`` and ``jitter``, as in `gains_by_method`.
     """
-    guarded = guarded_clients("", comparison)
+    guarded = guarded_clients("", comparison.clients)
     return _with_styles(comparison, dict(iter(guarded.groupby("label"))) if len(guarded) else {})
 
 

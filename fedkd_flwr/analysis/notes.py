@@ -15,6 +15,7 @@ from fedkd_flwr.analysis.groups import Groups, by_strategy, each_run
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import steps_of_a_client
 from fedkd_flwr.analysis.settings import defining_settings, plan_of, table_settings, varied_settings
+from fedkd_flwr.config import lost_keys
 from fedkd_flwr.runs import Run
 
 MANY_STEPS = 1.5
@@ -47,6 +48,7 @@ def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: Reference
         *_notes_on_reference(groups, clients, references),
         *_notes_on_steps(groups, references),
         *_notes_on_settings(groups),
+        *_notes_on_removed_settings(groups),
         *_notes_on_classes(run for _, run in each_run(groups)),
     ]
 
@@ -174,6 +176,17 @@ def _notes_on_settings(groups: Groups) -> list[str]:
             listed = "; ".join(f"{value} ({_listed(found)})" for value, found in methods.items())
             notes.append(f"The methods do not share {name}: {listed}.")
     return [*notes, *_notes_on_tables(of_methods)]
+
+
+def _notes_on_removed_settings(groups: Groups) -> list[str]:
+    """Name settings of older runs that this version does not have."""
+    lost = {label: lost_keys(runs[0].config) for label, runs in groups.items()}
+    return [
+        f"{label} ran with {_listed(f'{key} = {value}' for key, value in keys.items())}, which "
+        "this version does not have; it cannot be repeated or continued here."
+        for label, keys in lost.items()
+        if keys
+    ]
 
 
 def _notes_on_tables(of_methods: Mapping[str, list[Run]]) -> list[str]:

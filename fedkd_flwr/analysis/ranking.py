@@ -4,6 +4,7 @@ Settings that are chosen on test data have an optimistically biased test accurac
 """
 
 from collections.abc import Sequence
+from statistics import fmean as mean
 
 import pandas as pd
 
@@ -35,50 +36,18 @@ def validation_accuracy(run: Run) -> float:
     return float(accuracy)
 
 
-def rank(groups: Groups) -> pd.DataFrame:
-    """Rank the settings of each method by mean validation accuracy after the last round.
+def accuracies_on_common_seeds(
+    strategy: str, labels: Sequence[str], groups: Groups
+) -> dict[str, list[float]]:
+    """Return the validation accuracies of a method's settings on the seeds that all have.
 
-    The mean of a setting is over the seeds that all settings of its method have: seeds differ more
-    than settings do.
-
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        The runs by label, from a `Comparison`.
-
-    Returns
-    -------
-    DataFrame
-        One row per label; the settings of a method are together, the best first. Columns
-        ``strategy``, ``seeds`` (how many all settings have) and ``validation_accuracy``.
+    Seeds differ more than settings do.
 
     Raises
     ------
     ConfigError
         If the clients of a run have no validation data, or settings have no seed in common.
     """
-    rows = [
-        {
-            "method": label,
-            "strategy": strategy,
-            "seeds": len(accuracies),
-            "validation_accuracy": sum(accuracies) / len(accuracies),
-        }
-        for strategy, labels in labels_by_method(groups).items()
-        for label, accuracies in _on_common_seeds(strategy, labels, groups).items()
-    ]
-    found = pd.DataFrame(rows).set_index("method")
-    best_first = found.sort_values("validation_accuracy", ascending=False, kind="stable")
-    order = list(dict.fromkeys(found["strategy"]))
-    return best_first.sort_values(
-        "strategy", key=lambda names: names.map(order.index), kind="stable"
-    )
-
-
-def _on_common_seeds(
-    strategy: str, labels: Sequence[str], groups: Groups
-) -> dict[str, list[float]]:
-    """Return the validation accuracies of a method's settings on the seeds that all have."""
     by_seed = {label: {run.config["seed"]: run for run in groups[label]} for label in labels}
     common = set.intersection(*map(set, by_seed.values()))
     if not common:
@@ -113,13 +82,14 @@ def best_first(labels: Sequence[str], groups: Groups) -> tuple[list[str], str | 
         return list(labels), None
     strategy = groups[labels[0]][0].config["strategy"]
     try:
-        ranked = rank({label: groups[label] for label in labels})
+        accuracies = accuracies_on_common_seeds(strategy, labels, groups)
     except ConfigError as error:
         return sorted(labels), (
             f"The settings of {strategy} are not ranked, because nothing is chosen on "
             f"test data: {error}"
         )
-    return list(ranked.index), f"The settings of {strategy} are ranked by validation accuracy."
+    ranked = sorted(labels, key=lambda label: -mean(accuracies[label]))
+    return ranked, f"The settings of {strategy} are ranked by validation accuracy."
 
 
 def reading_order(table: pd.DataFrame, groups: Groups) -> tuple[list[str], list[str]]:

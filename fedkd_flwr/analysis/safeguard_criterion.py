@@ -6,15 +6,13 @@ private model. At least `LEAST_KEPT` of the mean gain is kept, over the methods 
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedkd_flwr.analysis.columns import Column, percent, points
-from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.rendering import in_markdown
+from fedkd_flwr.analysis.columns import percent
 from fedkd_flwr.analysis.safeguards import harmed
 from fedkd_flwr.analysis.significance import CONFIDENCE, FEWEST_SEEDS, effect_of
 from fedkd_flwr.config import ConfigError
@@ -27,16 +25,6 @@ LEAST_KEPT = 0.8
 
 SMALLEST_GAIN = 0.005
 """Mean gain, part of 1, from which on a method counts among those that gain."""
-
-COLUMNS = (
-    Column("seeds", "seeds", "{:.0f}".format),
-    Column("private_accuracy", "private model", percent),
-    Column("method", "method alone over private, points (95%)", points),
-    Column("safeguarded", "safeguarded over private, points (95%)", points),
-    Column("method_harmed", "method alone shown worse", percent),
-    Column("safeguarded_harmed", "safeguarded shown worse", percent),
-    Column("safeguard_weight", "weight of method", "{:.0%}".format),
-)
 
 
 @dataclass(frozen=True)
@@ -65,14 +53,13 @@ class Criterion:
         method; ``method_gain`` and ``safeguarded_gain`` over the private model; ``method_harmed``
         and ``safeguarded_harmed``, whether these are shown to be worse than it.
     table : DataFrame
-        One row per comparison and method, with the columns `COLUMNS`.
-    limits : list of str
-        Those of the comparisons, such as runs that are left out.
+        One row per comparison and method: ``seeds``, ``private_accuracy``, ``safeguard_weight``,
+        the gains ``method`` and ``safeguarded`` over the private model with their intervals, and
+        the shares ``method_harmed`` and ``safeguarded_harmed``.
     """
 
     clients: pd.DataFrame
     table: pd.DataFrame
-    limits: list[str] = field(default_factory=list)
 
     @property
     def gaining(self) -> list[tuple[str, str]]:
@@ -92,58 +79,41 @@ class Criterion:
 
     @property
     def notes(self) -> list[str]:
-        """Both sides of the criterion, and how they are computed."""
+        """Both sides of the criterion, a sentence each."""
         alone, safe, kept = self.harmed("method"), self.harmed(), self.kept()
-        notes = [
-            f"Shown worse than the private model: {safe} of {len(self.clients)} clients, and "
-            f"{alone} by the method alone. Aim: at most {MOST_HARMED:.0%}; "
-            f"{_met(safe.value <= MOST_HARMED)}.",
-        ]
-        if self.gaining:
-            notes.append(
-                f"Kept of the mean gain: {kept}, over {len(self.gaining)} of {len(self.table)} "
-                f"rows that gain at least {100 * SMALLEST_GAIN:g} points alone. Aim: at least "
-                f"{LEAST_KEPT:.0%}; {_met(kept.value >= LEAST_KEPT)}."
-            )
-        else:
-            notes.append("No method gains alone, so there is no gain to keep.")
-        return [
-            *notes,
-            "Shown worse: McNemar's exact test for each client, with at most 5% false discoveries "
-            "in a row. Intervals: Student's t over seeds, by the jackknife.",
-            *self.limits,
-        ]
-
-    def to_markdown(self) -> str:
-        """Return the table and the notes in Markdown."""
-        named = zip(self.table.index.tolist(), self.table.to_dict("records"), strict=True)
-        rows = [
-            [data, f"`{label}`", *(column.text(row) for column in COLUMNS)]
-            for (data, label), row in named
-        ]
-        headings = ["data", "method", *(column.heading for column in COLUMNS)]
-        return in_markdown(pd.DataFrame(rows, columns=headings), self.notes)
+        shown = (
+            f"Safeguards: {safe} of {len(self.clients)} clients are shown to be worse than their "
+            f"private model, {alone} with the method alone (aim: at most {MOST_HARMED:.0%}, "
+            f"{_met(safe.value <= MOST_HARMED)})."
+        )
+        if not self.gaining:
+            return [shown, "No method with a safeguard gains alone, so there is no gain to keep."]
+        gain = (
+            f"Safeguards keep {kept} of the mean gain, over {len(self.gaining)} of "
+            f"{len(self.table)} methods that gain at least {100 * SMALLEST_GAIN:g} points alone "
+            f"(aim: at least {LEAST_KEPT:.0%}, {_met(kept.value >= LEAST_KEPT)})."
+        )
+        return [shown, gain]
 
 
-def criterion(comparisons: Mapping[str, Comparison]) -> Criterion:
+def criterion(comparisons: Mapping[str, pd.DataFrame]) -> Criterion:
     """Return what safeguards give the clients of several comparisons.
 
     Parameters
     ----------
-    comparisons : mapping of str to Comparison
-        By the names that they have in the table.
+    comparisons : mapping of str to DataFrame
+        The `clients` of each comparison, by the names that they have in the table.
 
     Raises
     ------
     ConfigError
         If no run has a safeguard.
     """
-    found = [guarded_clients(name, comparison) for name, comparison in comparisons.items()]
+    found = [guarded_clients(name, clients) for name, clients in comparisons.items()]
     found = [rows for rows in found if not rows.empty]
     if not found:
         raise ConfigError("No run has a safeguard; do runs with -c safeguard=blend.")
-    limits = [f"{name}: {note}" for name, own in comparisons.items() for note in own.limits]
-    return replace(of_clients(pd.concat(found, ignore_index=True)), limits=limits)
+    return of_clients(pd.concat(found, ignore_index=True))
 
 
 def of_clients(clients: pd.DataFrame) -> Criterion:
@@ -152,15 +122,14 @@ def of_clients(clients: pd.DataFrame) -> Criterion:
     return Criterion(clients, pd.DataFrame({key: _row(own) for key, own in groups}).T)
 
 
-def guarded_clients(name: str, comparison: Comparison) -> pd.DataFrame:
-    """Return the clients of a comparison whose run has a safeguard.
+def guarded_clients(name: str, clients: pd.DataFrame) -> pd.DataFrame:
+    """Return the clients of a comparison whose run has a safeguard, with its name.
 
     Returns
     -------
     DataFrame
         As `Criterion.clients`; empty without a safeguard.
     """
-    clients = comparison.clients
     if "method_lost" not in clients:
         return pd.DataFrame()
     rows = clients.dropna(subset=["safeguarded_lost", "method_lost"])
@@ -171,6 +140,19 @@ def guarded_clients(name: str, comparison: Comparison) -> pd.DataFrame:
         shown = [harmed(own, whose) for _, own in rows.groupby("label")]
         rows[f"{whose}_harmed"] = pd.concat([pd.Series(dtype=bool), *shown]).astype(bool)
     return rows
+
+
+def notes_on_safeguards(clients: pd.DataFrame) -> list[str]:
+    """Say what safeguards give the clients of a comparison; nothing if no run has one."""
+    guarded = guarded_clients("", clients)
+    if guarded.empty:
+        return []
+    return [
+        "Safeguarded: each client weighs the method's model and a private one on validation data. "
+        "Below private, shown: McNemar's exact test for each client against its private model, "
+        "with at most 5% false discoveries.",
+        *of_clients(guarded).notes,
+    ]
 
 
 def _row(own: pd.DataFrame) -> dict[str, float]:

@@ -68,13 +68,3 @@ def with_safeguards(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
         return table
     shares = {label: harmed(clients[clients["method"] == label]).mean() for label in table.index}
     return table.join(pd.Series(shares, name=SHOWN, dtype=float))
-
-
-def note_on_safeguards(clients: pd.DataFrame) -> list[str]:
-    """Say what the columns of a safeguard compare, if any run has one."""
-    if "safeguarded_lost" not in clients:
-        return []
-    return [
-        "Safeguarded: each client weighs the method's model and a private one on validation data. "
-        "Below private, shown: McNemar's exact test for each client against its private model."
-    ]

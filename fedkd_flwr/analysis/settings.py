@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedkd_flwr.config import DATA_KEYS, KEYS_WITHOUT_EFFECT, ConfigError, default_values
+from fedkd_flwr.config.old_keys import OLD_KEYS
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import Run
 from strategies.core.plan import PlanSettings
@@ -77,8 +78,13 @@ def _keys_of_others(strategy: str) -> frozenset[str]:
 def varied_settings(runs: Iterable[Run]) -> list[str]:
     """Return the settings, other than data and seed, that not all runs share.
 
-    Keys of a table count where a run has them: else the table is that of another method.
+    Keys of a table count where a run has them: else the table is that of another method. A removed
+    key is missing where it was neutral, which counts.
     """
+
+    def counts_everywhere(name: str) -> bool:
+        return "." not in name or name in OLD_KEYS
+
     settings = [defining_settings(run.config) for run in runs]
     names = dict.fromkeys(name for own in settings for name in own)
     known = {*DATA_KEYS, "seed", "strategy"}
@@ -86,7 +92,7 @@ def varied_settings(runs: Iterable[Run]) -> list[str]:
         name
         for name in names
         if name not in known
-        and len({own.get(name) for own in settings if name in own or "." not in name}) > 1
+        and len({own.get(name) for own in settings if name in own or counts_everywhere(name)}) > 1
     ]
 
 

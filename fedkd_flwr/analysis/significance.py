@@ -3,7 +3,7 @@
 A seed gives one number: the mean over clients of what a method gains over its reference on the
 same split. The test is a paired t test over these numbers. Holm's correction keeps the chance of
 any false claim in a table at `LEVEL`, whatever the number of methods. How these choices behave on
-methods without any effect is measured in ``docs/explanation/statistics.md``.
+methods without any effect is measured in ``docs/explanation/evaluation-protocol.md``.
 """
 
 import math

@@ -19,9 +19,7 @@ with ctrl_c_ends_the_process():
         compare,
         cross,
         genotypes,
-        rank,
         report,
-        safeguard,
     )
     from fedkd_flwr.cli.running import run
     from fedkd_flwr.cli.setup import doctor, list_names
@@ -49,7 +47,7 @@ app = CommandLine(
 )
 
 
-READERS = (compare, safeguard, rank, report, cross, genotypes, nodes)
+READERS = (compare, report, cross, genotypes, nodes)
 """Commands that read runs, which may be somebody else's and lie in the working directory."""
 
 COMMANDS = (run, sweep, tune, *READERS, doctor, predict, clear_cache, stop)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 models = typer.Typer(
-    help="List a node's exported models, and approve the one to use.",
+    help="List a node's exported models.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -51,32 +51,19 @@ def list_models(
 ) -> None:
     """List the exported models of all runs and rounds."""
     with one_clear_line(*FILE_ERRORS):
-        from fedkd_flwr.export.approval import exported_models
+        from fedkd_flwr.export import exported_models
 
         found = list(exported_models(folder.expanduser()))
     rows = [
         [
-            str(model.path.relative_to(folder.expanduser())),
-            str(model.card.get("date", "")),
-            str(model.card.get("strategy", "")),
-            _accuracy(model.card.get("metrics", {})),
-            "in use" if model.in_use else "",
+            str(path.relative_to(folder.expanduser())),
+            str(card.get("date", "")),
+            str(card.get("strategy", "")),
+            _accuracy(card.get("metrics", {})),
         ]
-        for model in found
+        for path, card in found
     ]
-    show_table(("model", "date", "strategy", "test accuracy", ""), rows, numbers=["test accuracy"])
-
-
-@models.command("approve")
-def approve(
-    model: Annotated[Path, typer.Argument(help="MODELS-DIR/RUN/round-ROUND/CLIENT.safetensors.")],
-) -> None:
-    """Use a model from now on, in place of the one approved before."""
-    with one_clear_line(*FILE_ERRORS):
-        from fedkd_flwr.export.approval import approve_model
-
-        used = approve_model(model)
-    say(f"{used} is now {model}")
+    show_table(("model", "date", "strategy", "test accuracy"), rows, numbers=["test accuracy"])
 
 
 def predict(

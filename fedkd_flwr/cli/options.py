@@ -51,6 +51,14 @@ AllowCode = Annotated[
     ),
 ]
 
+AcceptChanges = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changes",
+        help="Continue a run with another major version of the project, Flower or PyTorch.",
+    ),
+]
+
 Engine = Annotated[
     str,
     typer.Option(

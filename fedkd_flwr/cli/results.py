@@ -1,4 +1,4 @@
-"""Commands on finished runs: compare, safeguard, rank, report, cross, genotypes."""
+"""Commands on finished runs: compare, report, cross, genotypes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,10 +48,6 @@ def compare(
         Path | None, typer.Option(metavar="DIR", help="Write figures to this folder.")
     ] = None,
     figure_format: FigureFormat = "png",
-    paper: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A paper's numbers, shown in a separate column."),
-    ] = None,
     target: Annotated[
         float | None,
         typer.Option(help="Mean accuracy, such as 0.9: the cost of reaching it."),
@@ -77,7 +73,6 @@ def compare(
     """Compare runs on the same splits with each other, and with local training."""
     with one_clear_line():
         from fedkd_flwr.analysis import comparison
-        from fedkd_flwr.analysis.paper import beside_paper, read_figures
         from fedkd_flwr.config import ConfigError
 
         if per_seed and not across:
@@ -87,7 +82,6 @@ def compare(
                 "--format": layout,
                 "--per-client": per_client,
                 "--pairs": pairs,
-                "--paper": paper,
                 "--target": target is not None,
                 "--best-evaluation": best_evaluation,
                 "--allow-code": allow_code,
@@ -106,8 +100,6 @@ def compare(
         compared = comparison.compare(
             runs, target, against, best_evaluation=best_evaluation, allow_code=code
         )
-        if paper is not None:
-            compared = beside_paper(compared, read_figures(paper))
         print_comparison(compared, layout)
         if per_client:
             print_clients(compared, layout)
@@ -117,61 +109,6 @@ def compare(
             from fedkd_flwr.plots import save_figures
 
             say_figures(save_figures(compared, figures, figure_format))
-
-
-def safeguard(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs; each folder is one comparison.")
-    ],
-    figures: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write a figure per folder to this folder."),
-    ] = None,
-    figure_format: FigureFormat = "png",
-    allow_code: AllowCode = None,
-) -> None:
-    """Say how many clients fall behind with a safeguard, and how much of the gain it keeps."""
-    with one_clear_line():
-        from fedkd_flwr.analysis.comparison import compare
-        from fedkd_flwr.analysis.loading import by_short_name
-        from fedkd_flwr.analysis.safeguard_criterion import criterion
-
-        code = allow_code or ()
-        compared = {
-            name: compare(folder, allow_code=code) for name, folder in by_short_name(runs).items()
-        }
-        echo(criterion(compared).to_markdown())
-        if figures is not None:
-            from fedkd_flwr.plots import plot_gain_with_safeguard
-            from fedkd_flwr.plots.comparison import file_stem
-            from fedkd_flwr.plots.files import write_figures
-
-            drawn = [
-                (f"{file_stem(name)}-safeguard", plot_gain_with_safeguard(comparison))
-                for name, comparison in compared.items()
-                if "method_lost" in comparison.clients
-            ]
-            say_figures(write_figures(drawn, figures, figure_format))
-
-
-def rank(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of runs.")],
-) -> None:
-    """Rank the settings of each method by validation accuracy."""
-    with one_clear_line():
-        from fedkd_flwr.analysis import comparison, ranking
-
-        compared = comparison.compare(runs)
-        ranked = ranking.rank(compared.groups)
-        headings = ("method", "seeds", "validation accuracy")
-        for strategy, rows in ranked.groupby("strategy", sort=False):
-            cells = [
-                (str(label), str(row["seeds"]), f"{row['validation_accuracy']:.1%}")
-                for label, row in rows.iterrows()
-            ]
-            show_table(headings, cells, title=str(strategy), numbers=headings[1:])
-        for note in compared.notes:
-            say_paragraph(f"- {note}")
 
 
 def report(

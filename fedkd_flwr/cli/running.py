@@ -9,6 +9,7 @@ import typer
 
 from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import (
+    AcceptChanges,
     AllowCode,
     Assignments,
     Engine,
@@ -48,15 +49,7 @@ def run(
             "rounds (-c num-server-rounds=N).",
         ),
     ] = None,
-    from_round: Annotated[
-        int | None,
-        typer.Option(
-            metavar="R",
-            min=1,
-            help="With --resume: continue after round R and drop later rounds, such as those after "
-            "an error. keep-rounds sets how far back this is possible.",
-        ),
-    ] = None,
+    accept_changes: AcceptChanges = False,
     allow_code: AllowCode = None,
     save_models: Annotated[
         bool, typer.Option(help="Save the personalized models in the run directory.")
@@ -74,17 +67,14 @@ def run(
 ) -> None:
     """Run a method; show a progress bar and a table of results."""
     with one_clear_line():
-        from fedkd_flwr.config import ConfigError
         from fedkd_flwr.engines import check_engine, deployed_to, find_engine
         from fedkd_flwr.server_app import check_run
 
         values = read_values(preset, assignments)
         if output_dir is not None:
             values["output-dir"] = str(output_dir)
-        if from_round is not None:
-            if resume is None:
-                raise ConfigError("--from-round needs --resume RUN, the run to continue.")
-            values["from-round"] = from_round
+        if accept_changes:
+            values["accept-changes"] = True
         superlink = deployed_to(engine)
         if superlink is not None:
             options = {

@@ -1,7 +1,7 @@
 """Commands that show what is available: ``fedkd doctor`` and ``fedkd list``."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from fedkd_flwr.cli.output import (
     say_paragraph,
     show_table,
 )
-
-if TYPE_CHECKING:
-    from fedkd_flwr.methods import Method
 
 
 def doctor(
@@ -47,10 +44,12 @@ def doctor(
 
 
 def list_names(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
-            help="methods, models, data, presets or settings; by default all but settings."
+            help="methods, models, data, presets, settings or commands; by default the first four. "
+            "Into a file, methods, settings and commands are pages of the reference."
         ),
     ] = "",
     method: Annotated[
@@ -61,18 +60,26 @@ def list_names(
         ),
     ] = "",
 ) -> None:
-    """List methods, models, data sets, presets, or settings (list settings [METHOD])."""
+    """List methods, models, data sets, presets, settings (of METHOD alone), or commands."""
+    from fedkd_flwr.cli.reference import commands_in_markdown, methods_in_markdown
     from fedkd_flwr.config import ConfigError
 
     with one_clear_line():
-        if what not in ("", "settings", *LISTS):
-            raise ConfigError(f"There is no list {what}; type one of {', '.join(LISTS)}, settings.")
+        if what not in ("", "settings", "commands", *LISTS):
+            allowed = ", ".join([*LISTS, "settings", "commands"])
+            raise ConfigError(f"There is no list {what}; type one of {allowed}.")
         if method and what != "settings":
             raise ConfigError(
                 f"The list {what} takes no method. Type: fedkd list settings {method}"
             )
         if what == "settings":
             _list_settings(method)
+            return
+        if what == "commands":
+            echo(commands_in_markdown(context.find_root().command))
+            return
+        if what == "methods" and not console().is_terminal:
+            echo(methods_in_markdown())
             return
         for name, show in LISTS.items():
             if what in ("", name):
@@ -82,12 +89,17 @@ def list_names(
 
 
 def _list_methods() -> None:
+    from fedkd_flwr.cli.reference import source_of
     from fedkd_flwr.methods import METHODS
     from strategies.core.method_record import FAMILIES
 
     headings = ("strategy", "exchanges", "from", "needs")
     for family in FAMILIES:
-        rows = [(name, *_described(m)) for name, m in METHODS.items() if m.record.family == family]
+        rows = [
+            (name, m.record.exchanged, source_of(m.record), ", ".join(m.record.needs))
+            for name, m in METHODS.items()
+            if m.record.family == family
+        ]
         show_table(headings, rows, title=f"Methods that exchange {family}")
 
 
@@ -146,10 +158,3 @@ def _list_settings(method: str) -> None:
             say_paragraph(setting.meaning, indent=4)
     if method:
         say("\nSettings of all methods: fedkd list settings")
-
-
-def _described(method: "Method") -> tuple[str, ...]:
-    """Return what a method exchanges, its paper, and what it needs."""
-    record = method.record
-    source = record.paper.short if record.paper else "baseline"
-    return record.exchanged, source, ", ".join(record.needs)

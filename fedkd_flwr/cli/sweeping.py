@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
-from fedkd_flwr.cli.options import Engine, read_assignments, read_choices
+from fedkd_flwr.cli.options import AcceptChanges, Engine, read_assignments, read_choices
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside
 from fedkd_flwr.cli.running import INTERRUPTED
 
@@ -52,6 +52,7 @@ def sweep(
             metavar="G", min=0, help="GPUs of each run with --jobs; 0.5 lets two runs share one."
         ),
     ] = 0.0,
+    accept_changes: AcceptChanges = False,
     assignments: Annotated[
         list[str] | None,
         typer.Option("-c", metavar="KEY=VALUE", help="A setting of every run; repeatable."),
@@ -72,6 +73,8 @@ def sweep(
 
         settings, selection = read_assignments(assignments), read_choices(only)
         refuse_replaced_values(file, settings)
+        if accept_changes:
+            settings["accept-changes"] = True
         folder = sweep_folder(file, output_dir)
         say(f"Runs: {folder}")
         try:

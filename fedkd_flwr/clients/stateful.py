@@ -23,7 +23,6 @@ from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import (
-    ROUNDS_KEPT,
     DamagedMemoryError,
     Memory,
     MemoryFolder,
@@ -182,8 +181,12 @@ class StatefulClient(NumPyClient):
                 self._require_own(Memory(numbers=read_numbers(newest)))
 
     def _require_own(self, memory: Memory) -> None:
-        """Refuse to replace or to use the memory of another run or of other settings."""
-        if not memory.belongs_to(self._owner):
+        """Refuse to replace or to use the memory of another run or of other settings.
+
+        Where one user owns everything, the server alone compares the settings of a continued run.
+        So a run of an earlier version, which described them by other keys, can be continued.
+        """
+        if not (self.policy.trust_server or memory.belongs_to(self._owner)):
             reason = (
                 "this node remembers the run with another id or other settings; start a new run"
             )
@@ -203,8 +206,7 @@ class StatefulClient(NumPyClient):
             return
         # Where one process has all clients, the run directory waits for the disk once a round.
         on_node = not self._kept_in.is_in_process
-        rounds = self.run.keep_rounds if self.policy.trust_server else ROUNDS_KEPT
-        folder.write(self.memory, rounds, on_node, self._replaceable)
+        folder.write(self.memory, on_node, self._replaceable)
         if on_node:
             folder.sync(server_round)
             forget_old_runs(folder, self.node.runs_kept)

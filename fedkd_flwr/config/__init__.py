@@ -5,6 +5,7 @@ from fedkd_flwr.config.combinations import methods_with
 from fedkd_flwr.config.errors import ConfigError
 from fedkd_flwr.config.flat_config import flatten
 from fedkd_flwr.config.importable import require_importable
+from fedkd_flwr.config.old_keys import current_config, lost_keys
 from fedkd_flwr.config.reading import (
     ALL_CONNECTED,
     OWN_SETTINGS,
@@ -13,6 +14,7 @@ from fedkd_flwr.config.reading import (
     default_values,
     known_names,
     read_config,
+    read_recorded,
     settings_types,
     with_own_settings_unpacked,
 )
@@ -26,13 +28,16 @@ __all__ = [
     "ConfigError",
     "Configuration",
     "RunConfig",
+    "current_config",
     "custom_keys",
     "default_values",
     "flatten",
     "known_names",
+    "lost_keys",
     "methods_with",
     "named_code",
     "read_config",
+    "read_recorded",
     "require_importable",
     "settings_types",
     "with_own_settings_unpacked",

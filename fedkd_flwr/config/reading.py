@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedkd_flwr.config.combinations import check_combinations
 from fedkd_flwr.config.errors import ConfigError
 from fedkd_flwr.config.flat_config import Scalar, as_scalar, flatten
+from fedkd_flwr.config.old_keys import readable_config, replacement
 from fedkd_flwr.config.run_config import KEYS_WITHOUT_EFFECT, RunConfig
 from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom
@@ -204,6 +205,17 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     return configuration
 
 
+def read_recorded(flat: Mapping[str, Any]) -> Configuration:
+    """Validate the flat run config that a run has recorded, without keys that were removed.
+
+    Raises
+    ------
+    ConfigError
+        As `read_config`.
+    """
+    return read_config(readable_config(flat, known_names(_own_method(flat))))
+
+
 @functools.cache
 def default_values() -> Mapping[str, Scalar]:
     """Return the flat run config in which nothing is set. It is read once; do not change it."""
@@ -269,6 +281,8 @@ def custom_keys(flat: Mapping[str, Any]) -> set[str]:
 
 def _unknown(name: str, flat: Mapping[str, Any], known: Sequence[str]) -> str:
     option = kebab_case(name)
+    if sentence := replacement(option):
+        return sentence
     if option in OPTIONS:
         return f"The run config has no key {name}; it is an option of `fedkd run`: type --{option}."
     method = METHODS.get(str(flat.get("strategy", RunConfig.model_fields["strategy"].default)))

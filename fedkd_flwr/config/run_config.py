@@ -99,14 +99,8 @@ class RunConfig(SettingsGroup):
         Whether to export the models of the best round on validation data to `models_dir` too.
     resume : bool
         Whether to continue the run in `output_dir`.
-    from_round : int
-        Round after which to continue, such as the last one before an error; 0 for the newest. Later
-        rounds are dropped.
-    other_versions : bool
+    accept_changes : bool
         Whether to continue a run with another major version of this project, Flower or PyTorch.
-    keep_rounds : int
-        Number of rounds, the newest included, whose checkpoints and memories a run keeps. With 2,
-        a finished run keeps the newest alone.
     """
 
     strategy: str = "kt-pfl"
@@ -124,9 +118,7 @@ class RunConfig(SettingsGroup):
     models_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     keep_best: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
     resume: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
-    from_round: Annotated[int, NO_EFFECT_ON_RESULTS] = Field(default=0, ge=0)
-    other_versions: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
-    keep_rounds: Annotated[int, NO_EFFECT_ON_RESULTS] = Field(default=2, ge=2)
+    accept_changes: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
 
     @field_validator("strategy")
     @classmethod

@@ -77,7 +77,9 @@ class DataSettings(SettingsGroup):
         Minimum number of samples of a client, for `dirichlet` and `dirichlet-clients`.
     client_split : str
         Percentages train/validation/test inside each client, such as ``70/10/20``; with
-        alternatives, of which each client gets one at random, as in ``10|30|40/10/50``.
+        alternatives, of which each client gets one at random, as in ``10|30|40/10/50``. What is
+        missing to 100 is not used. The default has few training images, as benchmarks need them:
+        set another for your own data.
     evaluated_split : str
         The split that results are measured on: ``test``, or ``validation`` where a run must not
         read test data, as in a search for settings.

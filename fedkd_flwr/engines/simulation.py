@@ -85,7 +85,7 @@ def _completed_rounds(configuration: Configuration) -> int:
     if not run.resume:
         return 0
     stopped = load_run(run.output_dir)
-    return checkpoint_to_continue_from(stopped, run.state_dir, run.from_round)[0].completed_rounds
+    return checkpoint_to_continue_from(stopped, run.state_dir)[0].completed_rounds
 
 
 def _follow(

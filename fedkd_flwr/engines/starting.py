@@ -19,7 +19,7 @@ from fedkd_flwr.runs import (
     recorded_config,
 )
 from fedkd_flwr.runs.checkpoint import clients_folder
-from fedkd_flwr.runs.continuing import require_same_objects
+from fedkd_flwr.runs.recorded import require_same_objects
 from fedkd_flwr.server_app import check_run
 from strategies.core.rounds import OnRound, RowObserver
 from strategies.core.settings_groups import kebab_case

@@ -1,6 +1,7 @@
-"""Personalized models as files: written, approved by an operator, and used on new images."""
+"""Personalized models as files: written, and used on new images."""
 
 from fedkd_flwr.export.files import (
+    exported_models,
     keep_only_best,
     load_model,
     model_card,
@@ -11,6 +12,7 @@ from fedkd_flwr.export.files import (
 )
 
 __all__ = [
+    "exported_models",
     "keep_only_best",
     "load_model",
     "model_card",

@@ -2,10 +2,11 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from fedkd_flwr.models.estimator_model import EstimatorModel
 from fedkd_flwr.models.estimators import estimator_to_read, is_estimator
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.training.blending import Blend, BlendedModel
+from strategies.core.flower import log
 from strategies.core.versions import installed_versions
 
 CONVERSION = {
@@ -288,3 +290,15 @@ def load_model(
         if isinstance(part, EstimatorModel):
             part.read()
     return model.eval()
+
+
+def exported_models(models: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the models of all runs below a node's folder with their cards, by run and round.
+
+    A warning names a model that is left out, since its card is missing or cut off.
+    """
+    for path in sorted(models.glob("*/round-*/*.safetensors")):
+        try:
+            yield path, read_card(path)
+        except (FileNotFoundError, ValueError) as error:
+            log(WARNING, "%s is left out: %s", path, error)

@@ -34,7 +34,7 @@ PROGRESS = "progress-*.safetensors"
 """Pattern of the files with a client's progress within a long message, one for each round."""
 
 ROUNDS_KEPT = 2
-"""Number of a client's rounds whose memory is kept on disk."""
+"""Number of rounds, the newest included, whose checkpoints and memories are kept on disk."""
 
 RUNS_KEPT = 5
 """Number of runs whose memory is kept on disk, if the node config has no ``keep-runs``."""
@@ -76,7 +76,6 @@ class MemoryFolder:
     def write(
         self,
         memory: Memory,
-        rounds_kept: int = ROUNDS_KEPT,
         durable: bool = False,
         replaceable: Collection[Path] | None = None,
     ) -> None:
@@ -86,8 +85,6 @@ class MemoryFolder:
         ----------
         memory : Memory
             With its round noted.
-        rounds_kept : int
-            Number of the client's rounds to keep, this one included.
         durable : bool
             Whether the content is on the disk before it is moved into place and older memories
             are removed; see `fedkd_flwr.files.replacing`.
@@ -101,7 +98,7 @@ class MemoryFolder:
         # Memories of later rounds are from before the run was continued from an earlier round.
         files = self.files()
         own = [file for file in files if file <= newest]
-        for file in set(files).difference(own[-rounds_kept:]):
+        for file in set(files).difference(own[-ROUNDS_KEPT:]):
             if replaceable is None or file in replaceable:
                 file.unlink()
 

@@ -83,7 +83,9 @@ class ModelSettings(SettingsGroup):
         Architectures, separated by commas: keys of `fedkd_flwr.models.registry.MODELS`, or own
         ones as ``module:object``, networks or estimators.
     model_assignment : str
-        How clients get one of them; see `fedkd_flwr.models.assignment.assign_models`.
+        How clients get one of them: ``cyclic``, in turn by partition-id; ``blocks``, the first
+        clients get the first one; or ``by-size``, at random, the first one, which has to be the
+        largest, more likely for clients with more data.
     supernet_channels : int
         Channels in the first cell of ``darts`` and ``darts-fixed``; 0 for 16, or 8 for ``darts``
         on ``digits``.

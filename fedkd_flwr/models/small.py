@@ -18,7 +18,7 @@ _KERNEL = 5
 
 
 def lenet(shape: Shape, classes: int) -> nn.Module:
-    """Build LeNet-5 [1]_, with ReLU and max-pooling in place of tanh and subsampling.
+    """Build LeNet-5 [1]_, with ReLU and max-pooling instead of tanh and subsampling.
 
     Images under 32x32 are padded with zeros to that size, as the paper does with its digits.
 

@@ -7,7 +7,6 @@ from fedkd_flwr.runs.continuing import (
     changed_settings,
     checkpoint_to_continue_from,
     described,
-    recorded_config,
     require_memories,
     require_same_clients,
 )
@@ -15,6 +14,7 @@ from fedkd_flwr.runs.directory import RunDirectory
 from fedkd_flwr.runs.errors import CodeNotNamedError, DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.folders import absolute, default_run_directory, require_new, require_writable
 from fedkd_flwr.runs.reading import Run, load_run
+from fedkd_flwr.runs.recorded import recorded_config
 
 __all__ = [
     "Checkpoint",

@@ -1,8 +1,8 @@
 """Checkpoints: the server's state, with the clients' memory beside it.
 
-The newest checkpoint is ``server.safetensors``; those of earlier rounds, which ``keep-rounds``
-counts, are ``server-ROUND.safetensors``. A run continues from the newest that its other files
-support, see `fedkd_flwr.runs.continuing`.
+The newest checkpoint is ``server.safetensors``; that of the round before is
+``server-ROUND.safetensors``. A run continues from the newest that its other files support, see
+`fedkd_flwr.runs.continuing`.
 
 A finished run keeps its checkpoint, so that more rounds can be added. It is as large as the
 clients' models and optimizers. To save space, remove the folder ``checkpoint``.
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedkd_flwr.files import sync, write_arrays
-from fedkd_flwr.memory import MemoryFolder
+from fedkd_flwr.memory import ROUNDS_KEPT, MemoryFolder
 from fedkd_flwr.runs.reading import damaged
 from strategies.core.rounds import RoundRecord
 
@@ -79,9 +79,9 @@ def clients_folder(run_directory: Path) -> Path:
 
 
 def write_checkpoint(
-    run_directory: Path, record: RoundRecord, seconds: float, kept: int, appended: Iterable[str]
+    run_directory: Path, record: RoundRecord, seconds: float, appended: Iterable[str]
 ) -> None:
-    """Write a strategy's state as the newest checkpoint, durably.
+    """Write a strategy's state as the newest checkpoint, durably; keep the one before.
 
     Parameters
     ----------
@@ -91,8 +91,6 @@ def write_checkpoint(
         Of a complete round.
     seconds : float
         Duration of the run so far.
-    kept : int
-        Number of checkpoints to keep, this one included.
     appended : iterable of str
         The tables and matrices of the run, by their paths in its directory.
     """
@@ -108,7 +106,7 @@ def write_checkpoint(
         # Until the new one has its name, the run continues from this one.
         file.replace(earlier_file(run_directory, record.server_round - 1))
     write_arrays(file, arrays)
-    for old in checkpoint_files(run_directory)[kept:]:
+    for old in checkpoint_files(run_directory)[ROUNDS_KEPT:]:
         old.unlink()
 
 

@@ -4,19 +4,17 @@ A continued run gives the same numbers as one that never stopped. So no setting 
 on may change, except that the number of rounds may grow.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import KEYS_WITHOUT_EFFECT, ConfigError, Configuration, read_config
-from fedkd_flwr.custom_objects.importing import OBJECT, not_held
+from fedkd_flwr.config import KEYS_WITHOUT_EFFECT, ConfigError, Configuration, lost_keys
 from fedkd_flwr.memory import (
     DamagedMemoryError,
     ForgottenRunError,
     MemoryFolder,
     require_readable,
 )
-from fedkd_flwr.methods import METHODS, NAME, REGISTERED
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     before_the_first_round,
@@ -25,16 +23,20 @@ from fedkd_flwr.runs.checkpoint import (
     restart,
     server_file,
 )
-from fedkd_flwr.runs.code import names_of_code, require_named
+from fedkd_flwr.runs.code import names_of_code
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.newcomers import CLIENTS, newcomers
 from fedkd_flwr.runs.provenance import other_major_versions
 from fedkd_flwr.runs.reading import Run, damaged
+from fedkd_flwr.runs.recorded import recorded_config
 
 ROUNDS = "num-server-rounds"
 """The key of the planned rounds."""
 
-OF_THE_CALL = ("output-dir", "resume", "from-round", "other-versions")
+ACCEPT = "accept-changes"
+"""The key that allows a run to be continued with other versions."""
+
+OF_THE_CALL = ("output-dir", "resume", ACCEPT)
 """Keys that say that a run is continued, where it is now, and how."""
 
 MAY_CHANGE = (
@@ -48,91 +50,9 @@ Changes = dict[str, tuple[Any, Any]]
 """Old and new value of each key that differs."""
 
 
-def recorded_config(run: Run, named: Collection[str] = ()) -> Configuration:
-    """Return the config of a run, which may have been moved.
-
-    This is the only reader of recorded configs. It refuses code that the user has not named
-    before anything is imported.
-
-    Parameters
-    ----------
-    run : Run
-        Finished or not.
-    named : collection of str
-        Code that the user has named in this call, besides the run's `allow_code`.
-
-    Raises
-    ------
-    CodeNotNamedError
-        If the config names other code.
-    DamagedRunError
-        If the file does not hold a valid run config.
-    RunDirectoryError
-        If it was started with Python objects that this process does not have.
-    """
-    try:
-        require_named(run.path, run.config, (*run.allow_code, *named))
-        _require_objects(run)
-        recorded = read_config(run.config)
-    except ConfigError as error:
-        raise DamagedRunError(
-            f"{run.path / 'config.json'} holds no valid run config: {error} "
-            "Continue with the version of fedkd-flwr that wrote it, or run it again."
-        ) from None
-    was = recorded.run.output_dir
-    folders = {name: Path(getattr(recorded.run, name)) for name in ("state_dir", "models_dir")}
-    inside = {n: folder for n, folder in folders.items() if was and folder.is_relative_to(was)}
-    return recorded.with_run(
-        **{name: str(run.path / folder.relative_to(was)) for name, folder in inside.items()}
-    )
-
-
-def _require_objects(run: Run) -> None:
-    """Refuse a run with Python objects that have to be passed to this process again."""
-    strategy = str(run.config["strategy"])
-    if NAME.fullmatch(strategy) and strategy not in {**METHODS, **REGISTERED}:
-        raise RunDirectoryError(
-            f"{run.path} used the method {strategy}, which was registered in Python: call "
-            f"fedkd_flwr.register({strategy!r}, ...) in this process first."
-        )
-    missing = {key: name for key, value in run.config.items() for name in not_held(str(value))}
-    if missing:
-        named = ", ".join(f"{key} = {name}" for key, name in missing.items())
-        again = ", ".join(f"{key.replace('-', '_')}=..." for key in missing)
-        raise RunDirectoryError(
-            f"{run.path} was started with Python objects ({named}): pass the same objects again, "
-            f"as in fedkd_flwr.resume(path, {again})."
-        )
-
-
-def require_same_objects(run: Run, given: Mapping[str, Any]) -> None:
-    """Refuse other values in place of the Python objects that a run was started with.
-
-    Parameters
-    ----------
-    run : Run
-        Stopped or finished.
-    given : mapping
-        Flat run config values that the run is to be continued with.
-
-    Raises
-    ------
-    ConfigError
-        With the names of both objects.
-    """
-    for key, value in given.items():
-        before = str(run.config.get(key, ""))
-        now = ",".join(value) if isinstance(value, list | tuple) else str(value)
-        if f"{OBJECT}:" in before and now != before:
-            raise ConfigError(
-                f"{run.path} was started with {key} = {before}; pass the same object again, "
-                f"not {key} = {now}."
-            )
-
-
 def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a flat run config that may change when a run is continued."""
-    return {key: config[key] for key in MAY_CHANGE}
+    """Return the part of a flat run config that may change, or is about how a run is continued."""
+    return {key: config[key] for key in (*MAY_CHANGE, ACCEPT)}
 
 
 def changed_settings(run: Run, wanted: Configuration) -> Changes:
@@ -154,10 +74,11 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
     ------
     RunDirectoryError
         If the run is finished and neither rounds nor newcomers are added, its checkpoint is gone,
-        or it was written with other major versions.
+        it was written with other major versions, or it ran with a setting that was removed.
     ConfigError
         If a key differs that must not change.
     """
+    _require_known_keys(run)
     before = recorded_config(run, names_of_code(wanted.flat()))
     recorded, plan = before.flat(), before.run.plan
     changes = {
@@ -186,13 +107,23 @@ def described(changes: Changes) -> str:
     )
 
 
+def _require_known_keys(run: Run) -> None:
+    """Refuse a run whose numbers depend on a setting that this version does not have."""
+    if lost := lost_keys(run.config):
+        named = ", ".join(f"{key} = {value}" for key, value in lost.items())
+        raise RunDirectoryError(
+            f"{run.path} cannot be continued: it ran with {named}, which this version does not "
+            "have; continue with the version of fedkd-flwr that wrote it, or start a new run."
+        )
+
+
 def _require_same_versions(run: Run, wanted: Configuration) -> None:
     """Refuse other major versions than those that wrote the run, unless they are intended."""
     others = other_major_versions(run.description)
-    if others and not wanted.run.other_versions:
+    if others and not wanted.run.accept_changes:
         raise RunDirectoryError(
             f"{run.path} was written with other major versions: {', '.join(others)}. Install those "
-            "versions, or type -c other-versions=true if the change is intended."
+            "versions, or add --accept-changes (-c accept-changes=true) if the change is intended."
         )
 
 
@@ -255,7 +186,7 @@ def _require_continuable(run: Run, wanted: Configuration) -> None:
     if not run.summary:
         return
     completed = run.summary["rounds"]
-    is_longer = wanted.run.plan.num_server_rounds > (wanted.run.from_round or completed)
+    is_longer = wanted.run.plan.num_server_rounds > completed
     if not is_longer and not newcomers(run, wanted):
         raise RunDirectoryError(
             f"{run.path} holds a finished run; to add rounds, type "
@@ -268,9 +199,7 @@ def _require_continuable(run: Run, wanted: Configuration) -> None:
         )
 
 
-def checkpoint_to_continue_from(
-    run: Run, state_dir: str, from_round: int = 0
-) -> tuple[Checkpoint, str]:
+def checkpoint_to_continue_from(run: Run, state_dir: str) -> tuple[Checkpoint, str]:
     """Return the newest checkpoint that the other files of a run support.
 
     A power cut or a damaged file can cost the newest one. The one before is then taken.
@@ -281,8 +210,6 @@ def checkpoint_to_continue_from(
         Stopped or finished.
     state_dir : str
         Folder of the clients' memories, which are checked if they are on this machine.
-    from_round : int
-        The round after which to continue; 0 for the newest possible.
 
     Returns
     -------
@@ -293,24 +220,13 @@ def checkpoint_to_continue_from(
 
     Raises
     ------
-    ConfigError
-        If there is no checkpoint of the round that is asked for.
     DamagedRunError
         If no checkpoint is supported.
     RunDirectoryError
         If a memory was removed for later runs.
     """
-    found = _checkpoints(run)
-    if from_round:
-        kept = sorted(checkpoint.completed_rounds for checkpoint in found)
-        found = [c for c in found if c.completed_rounds == from_round]
-        if not found:
-            raise ConfigError(
-                f"{run.path} has no checkpoint of round {from_round}, only of "
-                f"{', '.join(map(str, kept))}; keep-rounds sets how many a run keeps."
-            )
     lost: list[DamagedRunError] = []
-    for checkpoint in found:
+    for checkpoint in _checkpoints(run):
         try:
             _require_tables(run, checkpoint)
             _require_readable_memories(run, state_dir, checkpoint.completed_rounds)
@@ -366,17 +282,17 @@ def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None
         raise RunDirectoryError(f"{run.path} cannot be continued: {error}.") from None
 
 
-def require_memories(run: Run, state_dir: str, from_round: int = 0) -> Checkpoint:
+def require_memories(run: Run, state_dir: str) -> Checkpoint:
     """Return the checkpoint to continue from, if clients on this machine find their memory of it.
 
     A client without its memory would restart from scratch in the middle of the run.
 
     Raises
     ------
-    ConfigError, RunDirectoryError
+    RunDirectoryError
         If no client remembers the last complete round, or as in `checkpoint_to_continue_from`.
     """
-    checkpoint, _ = checkpoint_to_continue_from(run, state_dir, from_round)
+    checkpoint, _ = checkpoint_to_continue_from(run, state_dir)
     completed, folders = checkpoint.completed_rounds, _memory_folders(run, state_dir)
     if completed and not _any_remembers(folders, completed):
         raise RunDirectoryError(_no_memory(run, state_dir, completed))

@@ -65,9 +65,6 @@ from strategies.core.rounds import Observer, RoundRecord
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
 
-LEAST_ROUNDS_KEPT = 2
-"""Rounds from which an unfinished run can continue at least, the newest included."""
-
 
 class RunDirectory(Observer):
     """Writes one run.
@@ -102,7 +99,6 @@ class RunDirectory(Observer):
         self._there_before: set[Path] = set()
         self._is_new = False
         self._lock_file: IO[str] | None = None
-        self._rounds_kept = configuration.run.keep_rounds
         self._continued_as: Run | None = None
         self._sizes: dict[str, int] = {}
         self._appended: set[str] = set()
@@ -226,9 +222,7 @@ class RunDirectory(Observer):
             sync_round(self.path, record.server_round, self._appended)
             clients = {int(row["partition_id"]) for row in record.clients}
             sync_memories(self._state_dir, self.run_id, clients, record.server_round)
-            write_checkpoint(
-                self.path, record, self.seconds, self._rounds_kept, sorted(self._appended)
-            )
+            write_checkpoint(self.path, record, self.seconds, sorted(self._appended))
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
             raise RunDirectoryError(
@@ -286,8 +280,7 @@ class RunDirectory(Observer):
         """
         with self._writing():
             self._begin_to_continue()
-            if self._rounds_kept <= LEAST_ROUNDS_KEPT:
-                keep_last_checkpoint(self.path)
+            keep_last_checkpoint(self.path)
             summary = summarize(Run(self.path), self.seconds)
             write_json(self.path / "summary.json", summary)
         for observer in self.observers:
@@ -349,8 +342,7 @@ class RunDirectory(Observer):
         changes = changed_settings(run, configuration)
         if changes:
             log(INFO, "Changed: %s", described(changes))
-        settings = configuration.run
-        checkpoint, lost = checkpoint_to_continue_from(run, settings.state_dir, settings.from_round)
+        checkpoint, lost = checkpoint_to_continue_from(run, configuration.run.state_dir)
         completed = checkpoint.completed_rounds
         if lost:
             log(WARNING, "A round is repeated, after round %d: %s", completed, lost)

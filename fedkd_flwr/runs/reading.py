@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkd_flwr.config import current_config
 from fedkd_flwr.runs.arrays import ArraysError, read_arrays
 from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.folders import absolute
@@ -75,11 +76,11 @@ class Run:
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """Content of ``config.json``."""
+        """Content of ``config.json``, with the run config in the keys of this version."""
         file = self.path / "config.json"
         description = _read_object(file, {"config": dict}, self._redo)
         _require_types(file, description["config"], CONFIG, self._redo)
-        return description
+        return {**description, "config": current_config(description["config"])}
 
     @property
     def config(self) -> dict[str, Any]:

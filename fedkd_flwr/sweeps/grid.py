@@ -15,8 +15,9 @@ values for each setting that varies. Settings that only go together are tables i
         { strategy = "fedavg", models = "lenet" },
     ]
 
-A method ignores settings of other methods, so each of them may be varied for all. Each run has a
-directory named after its settings, so that a second call finds it.
+A file may have several grids, each headed ``[[grid]]``; its runs are those of all of them. A method
+ignores settings of other methods, so each of them may be varied for all. Each run has a directory
+named after its settings, so that a second call finds it.
 """
 
 import hashlib
@@ -82,9 +83,9 @@ def read_sweep(
     """
     path = sweep_file(path)
     settings = dict(settings or {})
-    base, axes = _read_tables(path)
-    _log_overrides(path, axes, settings)
-    varied = [_merged(choices) for choices in itertools.product(*axes)]
+    base, grids = _read_tables(path)
+    varied = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
+    _log_overrides(path, varied, settings)
     custom: set[str] = set()
     for run in varied:
         with _named(path, run):
@@ -219,7 +220,7 @@ def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
 
 
 def grid_values(path: str | Path) -> dict[str, list[Scalar]]:
-    """Return the settings for which every run of a sweep has a value in ``[grid]``.
+    """Return the settings for which every run of a sweep has a value in its grids.
 
     Parameters
     ----------
@@ -231,12 +232,12 @@ def grid_values(path: str | Path) -> dict[str, list[Scalar]]:
     ConfigError
         If the file is not a sweep.
     """
-    _, axes = _read_tables(sweep_file(path))
+    _, grids = _read_tables(sweep_file(path))
+    varied = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
     return {
-        name: _distinct(choice[name] for choice in choices)
-        for choices in axes
-        for name in choices[0]
-        if all(name in choice for choice in choices)
+        name: _distinct(run[name] for run in varied)
+        for name in varied[0]
+        if all(name in run for run in varied)
     }
 
 
@@ -263,16 +264,17 @@ def sweep_file(name: str | Path) -> Path:
     return file
 
 
-def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-    """Return the settings that all runs share, and the choices of each axis of the grid."""
+def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[list[dict[str, Any]]]]]:
+    """Return the settings that all runs share, and the choices of each axis of each grid."""
     content = load_toml(path, "sweep")
     if not content.keys() & {"base", "grid"}:
         raise ConfigError(
             f"{path} is a preset, not a sweep: it has no [grid]. Type: fedkd run {path}"
         )
     base, grid = content.get("base", {}), content.get("grid", {})
-    are_tables = isinstance(base, dict) and isinstance(grid, dict)
-    if content.keys() - {"base", "grid"} or not are_tables or not grid:
+    grids = grid if isinstance(grid, list) else [grid]
+    are_tables = all(isinstance(table, dict) for table in [base, *grids])
+    if content.keys() - {"base", "grid"} or not are_tables or not all(grids):
         raise ConfigError(
             f"The sweep {path} needs a table [grid], may have [base], and nothing else."
         )
@@ -281,12 +283,17 @@ def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]]
     if preset:
         beside = path.parent / str(preset)
         shared = {**read_toml(beside if beside.is_file() else str(preset)), **shared}
+    return shared, [_axes(path, grid) for grid in grids]
+
+
+def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Return the choices of each axis of a grid."""
     axes = [_choices(path, name, values) for name, values in flatten(grid).items()]
     names = [name for choices in axes for name in {key for choice in choices for key in choice}]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"The sweep {path} varies {name} in two places; one is allowed.")
-    return shared, axes
+    return axes
 
 
 def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:
@@ -315,10 +322,10 @@ def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _log_overrides(
-    path: Path, axes: list[list[dict[str, Any]]], settings: Mapping[str, Scalar]
+    path: Path, runs: Iterable[Mapping[str, Any]], settings: Mapping[str, Scalar]
 ) -> None:
     """Log which settings of the caller replace what the grid varies."""
-    varied = {name for choices in axes for choice in choices for name in choice}
+    varied = {name for run in runs for name in run}
     for name in sorted(varied & settings.keys()):
         log(
             WARNING,

@@ -67,7 +67,9 @@ class TrainingSettings(SettingsGroup):
     learning_rate : float
         Learning rate on private data at the start of the run.
     learning_rate_schedule : str
-        Schedule of the learning rate over the rounds: ``constant``, ``cosine`` or ``step``.
+        Schedule of the learning rate over the rounds: ``constant``; ``cosine``, half a wave down
+        to nearly 0 in the last round; or ``step``, a tenth after half of the rounds and a hundredth
+        after three quarters.
     momentum : float
         Momentum of stochastic gradient descent.
     weight_decay : float

@@ -15,8 +15,7 @@ EARLY_RUNGS = ((Fraction(1, 18), Fraction(5, 8)), (Fraction(7, 18), Fraction(3, 
 """Share of the rounds at which a bracket is judged, and share of its trials that continue.
 
 Of eight trials five continue, and three have all rounds. Learning curves cross late, so that three
-finalists miss less than two that were chosen after more rounds, at the same cost. See
-``docs/how-to/tune.md``.
+finalists miss less than two that were chosen after more rounds, at the same cost.
 """
 
 

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import DatabaseError
 
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.config import ConfigError
+from fedkd_flwr.config import ConfigError, current_config
 from fedkd_flwr.config.flat_config import Scalar
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.runs import RunDirectoryError
@@ -149,7 +149,7 @@ class MethodSearch:
         shared = {**self.values, "strategy": self.strategy, "seed": list(self.seeds)}
         now = defining_settings(shared)
         # What an earlier version did not know has its default.
-        before = defining_settings(study.user_attrs.get(SETTINGS, shared))
+        before = defining_settings(current_config(study.user_attrs.get(SETTINGS, shared)))
         changed = [key for key in sorted({*now, *before}) if now.get(key) != before.get(key)]
         if changed:
             raise ConfigError(

@@ -1,0 +1,94 @@
+"""The run config that a run has recorded, which may name code and may be somebody else's."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedkd_flwr.config import ConfigError, Configuration, read_recorded
+from fedkd_flwr.custom_objects.importing import OBJECT, not_held
+from fedkd_flwr.methods import METHODS, NAME, REGISTERED
+from fedkd_flwr.runs.code import require_named
+from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
+from fedkd_flwr.runs.reading import Run
+
+
+def recorded_config(run: Run, named: Collection[str] = ()) -> Configuration:
+    """Return the config of a run, which may have been moved.
+
+    This is the only reader of recorded configs. It refuses code that the user has not named
+    before anything is imported.
+
+    Parameters
+    ----------
+    run : Run
+        Finished or not.
+    named : collection of str
+        Code that the user has named in this call, besides the run's `allow_code`.
+
+    Raises
+    ------
+    CodeNotNamedError
+        If the config names other code.
+    DamagedRunError
+        If the file does not hold a valid run config.
+    RunDirectoryError
+        If it was started with Python objects that this process does not have.
+    """
+    try:
+        require_named(run.path, run.config, (*run.allow_code, *named))
+        _require_objects(run)
+        recorded = read_recorded(run.config)
+    except ConfigError as error:
+        raise DamagedRunError(
+            f"{run.path / 'config.json'} holds no valid run config: {error} "
+            "Continue with the version of fedkd-flwr that wrote it, or run it again."
+        ) from None
+    was = recorded.run.output_dir
+    folders = {name: Path(getattr(recorded.run, name)) for name in ("state_dir", "models_dir")}
+    inside = {n: folder for n, folder in folders.items() if was and folder.is_relative_to(was)}
+    return recorded.with_run(
+        **{name: str(run.path / folder.relative_to(was)) for name, folder in inside.items()}
+    )
+
+
+def _require_objects(run: Run) -> None:
+    """Refuse a run with Python objects that have to be passed to this process again."""
+    strategy = str(run.config["strategy"])
+    if NAME.fullmatch(strategy) and strategy not in {**METHODS, **REGISTERED}:
+        raise RunDirectoryError(
+            f"{run.path} used the method {strategy}, which was registered in Python: call "
+            f"fedkd_flwr.register({strategy!r}, ...) in this process first."
+        )
+    missing = {key: name for key, value in run.config.items() for name in not_held(str(value))}
+    if missing:
+        named = ", ".join(f"{key} = {name}" for key, name in missing.items())
+        again = ", ".join(f"{key.replace('-', '_')}=..." for key in missing)
+        raise RunDirectoryError(
+            f"{run.path} was started with Python objects ({named}): pass the same objects again, "
+            f"as in fedkd_flwr.resume(path, {again})."
+        )
+
+
+def require_same_objects(run: Run, given: Mapping[str, Any]) -> None:
+    """Refuse other values in place of the Python objects that a run was started with.
+
+    Parameters
+    ----------
+    run : Run
+        Stopped or finished.
+    given : mapping
+        Flat run config values that the run is to be continued with.
+
+    Raises
+    ------
+    ConfigError
+        With the names of both objects.
+    """
+    for key, value in given.items():
+        before = str(run.config.get(key, ""))
+        now = ",".join(value) if isinstance(value, list | tuple) else str(value)
+        if f"{OBJECT}:" in before and now != before:
+            raise ConfigError(
+                f"{run.path} was started with {key} = {before}; pass the same object again, "
+                f"not {key} = {now}."
+            )

@@ -1,0 +1,1 @@
+"""Tables, figures and pages of the published runs: ``python -m results``."""
