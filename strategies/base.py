@@ -84,7 +84,7 @@ class PersonalizedStrategy(Method, Strategy):
         host.state = copy.deepcopy(self.state or State())
         return host
 
-    def new_client_rounds(self) -> int:
+    def rounds_of_new_clients(self) -> int:
         """Return the number of training rounds of new clients.
 
         They go through all global models of a method that keeps them.

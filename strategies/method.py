@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from strategies.core.current_round import Round
 from strategies.core.layer_choice import LayerChoice
-from strategies.core.method_record import MethodRecord, refuse_facts
+from strategies.core.method_record import MethodRecord, refuse_old_names
 from strategies.core.plan import PlanSettings, RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
@@ -70,9 +70,9 @@ class Method:
     round: Round
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Give a class without a record that of its base class."""
+        """Give a class without a record that of its base class; refuse names of old versions."""
         super().__init_subclass__(**arguments)
-        refuse_facts(cls.__name__, vars(cls))
+        refuse_old_names(cls.__name__, cls.__bases__[0].__name__, vars(cls))
         if "record" not in vars(cls):
             cls.record = cls.record.derived()
 

@@ -80,11 +80,21 @@ def test_a_class_without_a_record_has_that_of_its_base_without_its_promises():
     ],
 )
 def test_a_fact_outside_of_the_record_is_refused_with_what_to_write(attribute, value, fact):
-    sentence = f"Mine.{attribute} belongs into the record"
+    sentence = f"Mine.{attribute} belongs in the record"
     with pytest.raises(TypeError, match=sentence) as refused:
         type("Mine", (ParameterStrategy,), {attribute: value})
-    assert f"write record = Base.record.derived({fact})," in str(refused.value)
+    assert f"write record = ParameterStrategy.record.derived({fact})" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("hook", "instead"),
+    [("matrices", "Results(matrices=…)"), ("new_client_payload", "`train_payload`; n in self.")],
+)
+def test_a_hook_that_is_no_longer_called_is_refused_with_what_to_write(hook, instead):
+    with pytest.raises(TypeError, match=f"Mine.{hook} is no hook any more: ") as refused:
+        type("Mine", (ParameterStrategy,), {hook: lambda self: {}})
+    assert instead in str(refused.value)
 
 
 def test_a_need_is_one_that_runs_are_checked_for():

@@ -173,16 +173,26 @@ NEEDS_BEFORE = {
     "needs_validation_data": Need.VALIDATION_DATA,
     "needs_plain_descent": Need.PLAIN_DESCENT,
 }
-"""The needs by the attributes that classes had for them in version 0.1.0."""
+"""The needs by the attributes that classes had for them in earlier versions."""
+
+HOOKS_BEFORE = {
+    "matrices": "write `results`, which returns Results(matrices=…)",
+    "tables": "write `results`, which returns Results(tables=…)",
+    "round_metrics": "write `results`, which returns Results(columns=…)",
+    "new_client_payload": "write `train_payload`; n in self.round.new tells new clients",
+    "new_client_rounds": "write trains_new_clients=False in the record if they do not train",
+    "state_for_new_clients": "new clients are served from a copy of the state",
+}
+"""What to write for hooks of earlier versions."""
 
 
-def refuse_facts(strategy: str, names: Iterable[str]) -> None:
-    """Refuse a strategy class that declares facts of its record as attributes.
+def refuse_old_names(strategy: str, base: str, names: Iterable[str]) -> None:
+    """Refuse a strategy class with facts outside of its record, or with hooks that are not called.
 
     Parameters
     ----------
-    strategy : str
-        The name of the class.
+    strategy, base : str
+        The names of the class and of the class that it derives from.
     names : iterable of str
         The attributes of the class.
 
@@ -191,14 +201,13 @@ def refuse_facts(strategy: str, names: Iterable[str]) -> None:
     TypeError
         With one sentence that says what to write.
     """
+    facts = {field.name: f"{field.name}=…" for field in fields(MethodRecord)}
+    facts |= {name: f"needs=({str(need)!r},)" for name, need in NEEDS_BEFORE.items()}
     for name in names:
-        if name in NEEDS_BEFORE:
-            fact = f"needs=({str(NEEDS_BEFORE[name])!r},)"
-        elif name in {field.name for field in fields(MethodRecord)}:
-            fact = f"{name}=…"
-        else:
-            continue
-        raise TypeError(
-            f"{strategy}.{name} belongs into the record of the method: write record = "
-            f"Base.record.derived({fact}), where Base is the class that {strategy} derives from."
-        )
+        if name in facts:
+            raise TypeError(
+                f"{strategy}.{name} belongs in the record of the method: write "
+                f"record = {base}.record.derived({facts[name]})"
+            )
+        if name in HOOKS_BEFORE:
+            raise TypeError(f"{strategy}.{name} is no hook any more: {HOOKS_BEFORE[name]}")

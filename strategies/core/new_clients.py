@@ -73,7 +73,7 @@ class NewClientServer(Protocol):
     def for_new_clients(self) -> Host:
         """Return a copy that serves new clients, whose state is independent of this one."""
 
-    def new_client_rounds(self) -> int:
+    def rounds_of_new_clients(self) -> int:
         """Return the number of training rounds of new clients."""
 
 
@@ -93,7 +93,7 @@ def receive_new_clients(strategy: NewClientServer, server_round: int) -> NewClie
     started_at = time.perf_counter()
     host, rounds, grid = (
         strategy.for_new_clients(),
-        strategy.new_client_rounds(),
+        strategy.rounds_of_new_clients(),
         strategy.current.grid,
     )
     log(INFO, "%d new clients run %d rounds each", plan.num_new, rounds)
