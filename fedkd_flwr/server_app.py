@@ -43,9 +43,8 @@ from strategies.core import flower
 from strategies.core.early_stopping import StoppedEarly
 from strategies.core.flower import log
 from strategies.core.method_record import Need
-from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.replies import TooFewRepliesError
-from strategies.core.rounds import Observer
+from strategies.core.rounds import NEW_CLIENTS, Observer
 from strategies.core.state import OtherStateError
 from strategies.parameters import SharedModelSettings
 

@@ -21,7 +21,7 @@ from fedkd_flwr.analysis.evaluations import new_client_accuracies
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.analysis.significance import Effect, effects_of
 from fedkd_flwr.runs import Run
-from strategies.core.new_clients import NEW_CLIENTS
+from strategies.core.rounds import NEW_CLIENTS
 
 PUBLISHED = Path(__file__).parent / "runs"
 TOTALS = ("bytes_up", "bytes_down", "numbers_up", "numbers_down", "seconds")

@@ -4,6 +4,7 @@ What a method writes is in `strategies.method`.
 """
 
 import copy
+import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from logging import INFO
@@ -28,11 +29,10 @@ from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import MEMBERS, Membership
 from strategies.core.method_record import Need
-from strategies.core.metrics import OF_TRAINING
-from strategies.core.new_clients import NEW_CLIENTS, NewClientResults, receive_new_clients
+from strategies.core.metrics import GRADIENT_STEPS, OF_TRAINING, gradient_steps
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, Reply, TooFewRepliesError
-from strategies.core.rounds import Observer, RoundRecord, log_round
+from strategies.core.rounds import NEW_CLIENTS, Observer, RoundRecord, log_round
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State, named_arrays, read_state
 from strategies.method import Method, Results
@@ -74,7 +74,7 @@ class PersonalizedStrategy(Method, Strategy):
         self._rounds_before = 0
         self.evaluations = Evaluations(plan, self.members.clients, self.record.second_evaluation)
         self.state = None
-        self.enter(CurrentRound(Exchange(self.members.clients, 0, plan)))
+        self._enter(CurrentRound(Exchange(self.members.clients, 0, plan)))
 
     # ---- New clients ----------------------------------------------------------------------
 
@@ -84,19 +84,7 @@ class PersonalizedStrategy(Method, Strategy):
         host.state = copy.deepcopy(self.state or State())
         return host
 
-    def rounds_of_new_clients(self) -> int:
-        """Return the number of training rounds of new clients.
-
-        They go through all global models of a method that keeps them.
-        """
-        if not self.record.trains_new_clients:
-            return 0
-        planned = self.plan.num_server_rounds
-        return (
-            planned if self.record.keeps_global_models else self.plan.new_client_rounds or planned
-        )
-
-    def receive_newcomers(self, grid: Grid) -> NewClientResults:
+    def receive_newcomers(self, grid: Grid) -> Results:
         """Serve the newcomers of a finished run as new clients; nobody else is asked to work.
 
         Raises
@@ -105,9 +93,9 @@ class PersonalizedStrategy(Method, Strategy):
             If none of them is personalized.
         """
         server_round = self.completed_rounds
-        self.enter(CurrentRound(Exchange(self.members.clients, server_round, self.plan), grid))
+        self._enter(CurrentRound(Exchange(self.members.clients, server_round, self.plan), grid))
         self.members.meet(grid, server_round)
-        results = receive_new_clients(self, server_round)
+        results = self.receive_new_clients(server_round)
         if not results.columns["new_clients"]:
             rows = results.tables[NEW_CLIENTS]
             failures = [f"client {row['partition_id']} {row['failure']}" for row in rows]
@@ -118,7 +106,60 @@ class PersonalizedStrategy(Method, Strategy):
             )
         return results
 
-    def enter(self, current: CurrentRound) -> None:
+    def receive_new_clients(self, server_round: int) -> Results:
+        """Personalize and evaluate the new clients after the last round of training.
+
+        They are never sampled before. A copy of the server leads them through rounds of the
+        method's own exchange, so that nothing about them reaches its state. They start from initial
+        weights, among clients that have finished, and do not influence each other. One without a
+        valid reply is dropped. A run that is interrupted meanwhile repeats its last round, and
+        serves them from their first round.
+        """
+        plan, clients, grid = self.plan, self.members.clients, self.current.grid
+        if server_round < plan.num_server_rounds or not plan.num_new:
+            return Results()
+        started_at, host, rounds = time.perf_counter(), self.for_new_clients(), self._new_rounds()
+        log(INFO, "%d new clients run %d rounds each", plan.num_new, rounds)
+        exchange = Exchange(clients, server_round, plan, trained_rounds=server_round)
+        present = [n for n in self.members.reachable(grid) if n in self.members.new]
+        metrics: dict[int, dict[str, float]] = {}
+        for step in range(1, rounds + 1):
+            host._enter(CurrentRound(exchange.further(step), grid))
+            replies = host.train_new_clients(step, present) if present else {}
+            for n, reply in replies.items():
+                # A row covers all rounds, as its traffic does; other metrics are the last ones.
+                taken = gradient_steps([metrics.get(n, {}), reply.metrics])
+                metrics[n] = {**reply.metrics, GRADIENT_STEPS.name: taken}
+            present = list(replies)
+        # Without training, new clients are evaluated in the round of the other clients.
+        host._enter(CurrentRound(exchange.further(rounds or server_round), grid))
+        evaluations = host._evaluations_of(present, rounds or server_round) if present else {}
+        columns: dict[str, Any] = {
+            **accuracy_statistics(evaluations.values()),
+            **exchange.traffic.totals(),
+            GRADIENT_STEPS.column: gradient_steps(metrics.values()),
+            "clients": len(evaluations),
+            "failures": plan.num_new - len(evaluations),
+            **host.results().columns,
+            "seconds": round(time.perf_counter() - started_at, 4),
+        }
+        if evaluations:
+            mean, worst = 100 * columns["accuracy_mean"], 100 * columns["accuracy_min"]
+            log(INFO, "New clients: accuracy mean %.1f%%, worst %.1f%%, %d of %d",
+                mean, worst, len(evaluations), plan.num_new)  # fmt: skip
+        rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, evaluations)
+        named = {f"new_{key}": value for key, value in columns.items()}
+        return Results(columns=named, tables={NEW_CLIENTS: rows})
+
+    def _new_rounds(self) -> int:
+        """Return the number of rounds of new clients: all global models that a method keeps."""
+        if not self.record.trains_new_clients:
+            return 0
+        of_training = self.plan.num_server_rounds
+        chosen = 0 if self.record.keeps_global_models else self.plan.new_client_rounds
+        return chosen or of_training
+
+    def _enter(self, current: CurrentRound) -> None:
         """Begin another round."""
         self.current = current
         self.round = Round(self.members, current, self.observer)
@@ -168,7 +209,7 @@ class PersonalizedStrategy(Method, Strategy):
             self.state = self.begin({name: array.numpy() for name, array in arrays.items()})
         best, starts = self._early_stopping.best_round, self.members.starts
         exchange = Exchange(self.members.clients, server_round, self.plan, best, starts=starts)
-        self.enter(CurrentRound(exchange.after(self.current.exchange), grid))
+        self._enter(CurrentRound(exchange.after(self.current.exchange), grid))
         self.members.meet(grid, server_round)
         self.current.start_clock()
         sampled = self.sample(server_round, self.round.reachable)
@@ -225,7 +266,7 @@ class PersonalizedStrategy(Method, Strategy):
         results = self.results()
         row = self._round_row(server_round, evaluations, results)
         log_round(row, self.plan.num_server_rounds)
-        new = receive_new_clients(self, server_round)
+        new = self.receive_new_clients(server_round)
         self.plan = self._early_stopping.end_of(self.plan, row)
         self._finish(row, evaluations, results, new)
         if server_round == self.plan.num_server_rounds < self._planned_rounds:
@@ -233,7 +274,7 @@ class PersonalizedStrategy(Method, Strategy):
         statistics = {k: v for k, v in row.items() if k.startswith("accuracy") and v is not None}
         return MetricRecord(statistics) if statistics else None
 
-    def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
+    def _evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
         """Evaluate some clients within a round, and return the valid evaluations."""
         payloads = partial(self.evaluate_payload, server_round)
         messages = self.current.exchange.to_evaluate(asked, payloads, self.current.grid)
@@ -277,7 +318,7 @@ class PersonalizedStrategy(Method, Strategy):
         row: dict[str, Any],
         evaluations: Mapping[int, Evaluation],
         results: Results,
-        new: NewClientResults,
+        new: Results,
     ) -> None:
         """Count the round as complete, and inform the observer."""
         server_round = row["round"]
@@ -286,7 +327,7 @@ class PersonalizedStrategy(Method, Strategy):
             evaluations = without_answers(evaluations)
         clients = self.current.client_rows(self.members.clients, evaluations)
         model = self.global_model() if self.record.keeps_global_models else {}
-        tables, columns = {**results.tables, **new.tables}, row | new.columns
+        tables, columns = {**results.tables, **new.tables}, {**row, **new.columns}
         finished = RoundRecord(
             server_round,
             columns,

@@ -51,6 +51,14 @@ from strategies.fedavg import FedAvg
 from strategies.method import Results
 from strategies.parameters import Model, ParameterState
 
+PAPER = Paper(
+    authors="S. Divi, H. Farrukh, B. Celik",
+    title="Unifying Distillation with Personalization in Federated Learning",
+    year=2021,
+    arxiv="2105.15191",
+)
+"""The paper of PersFL and of its variant."""
+
 PERSONALIZE = "personalize"
 """Phase of the message that starts stage 2."""
 
@@ -192,12 +200,7 @@ class PersFL(FedAvg):
     """
 
     record = FedAvg.record.derived(
-        paper=Paper(
-            authors="S. Divi, H. Farrukh, B. Celik",
-            title="Unifying Distillation with Personalization in Federated Learning",
-            year=2021,
-            arxiv="2105.15191",
-        ),
+        paper=PAPER,
         needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
         settings_type=PersFLSettings,
         color_family="persfl",
@@ -295,12 +298,4 @@ class PersFL(FedAvg):
 class PersFLGD(PersFL):
     """PersFL with cross-entropy instead of KL divergence (§5.5, Eq. 7)."""
 
-    record = PersFL.record.derived(
-        paper=Paper(
-            authors="S. Divi, H. Farrukh, B. Celik",
-            title="Unifying Distillation with Personalization in Federated Learning",
-            year=2021,
-            arxiv="2105.15191",
-            part="§5.5",
-        ),
-    )
+    record = PersFL.record.derived(paper=replace(PAPER, part="§5.5"))

@@ -10,8 +10,7 @@ import pytest
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import deployment, run_deployment, simulation
-from strategies.core.new_clients import NEW_CLIENTS
-from strategies.core.rounds import Observer
+from strategies.core.rounds import NEW_CLIENTS, Observer
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from fedkd_flwr.runs import Run
-from strategies.core.new_clients import NEW_CLIENTS
+from strategies.core.rounds import NEW_CLIENTS
 
 
 def client_accuracies(run: Run) -> pd.Series:

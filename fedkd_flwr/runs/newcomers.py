@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedkd_flwr.files import write_text
 from fedkd_flwr.runs.reading import Row, Run
 from fedkd_flwr.runs.writing import as_lines, write_json
-from strategies.core.new_clients import NEW_CLIENTS
+from strategies.core.rounds import NEW_CLIENTS
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
