@@ -67,6 +67,8 @@ def stacked(predictions, *clients):
 
 def test_fedmd_teaches_the_mean_of_trained_clients(predictions):
     strategy = taught(FedMD, predictions)
+    # As in training, it has no teacher before its first training.
+    assert strategy.train_payload(1, FIRST).keys() == {"asked"}
     strategy.state = strategy.with_new_clients(1, {FIRST: predictions[FIRST]})
     mean = stacked(predictions, *TRAINED).mean(axis=0)
     for n in (FIRST, SECOND):
