@@ -15,7 +15,7 @@ Differences from the paper
 - The last mean of a run would arrive after its last evaluation and is not sent.
 - Clients may be sampled. The mean is over the repliers of a round, and the sampled clients of the
   next round learn from it. In the paper all clients participate in each round.
-- ``kt-pfl.mixing``, noise and rounding are options of all methods with soft predictions.
+- ``soft-predictions.mixing``, noise and rounding are options of all methods with soft predictions.
 - A new client learns from the last mean of the training clients.
 """
 

@@ -24,8 +24,8 @@ Differences from the paper
   authors' code does.
 - The column ``epsilon`` adds up the rounds in which a client was asked. The paper has the epsilon
   of one round.
-- The noise is secret by default and drawn by the operating system; ``privatekt.noise-seed`` makes
-  it repeatable. Losses of clients are not sent.
+- The noise is secret by default and drawn by the operating system;
+  ``soft-predictions.noise-seed`` makes it repeatable. Losses of clients are not sent.
 - Options of soft predictions that randomized response does not fit are refused.
 - A new client learns from the last predictions of the server, and sends no labels.
 """

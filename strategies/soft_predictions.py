@@ -68,6 +68,7 @@ class SoftPredictionSettings(Settings):
         delta of (epsilon, delta)-differential privacy, at which epsilon is reported.
     """
 
+    table = "soft-predictions"
     number_format: Literal["float32", "float16", "int8"] = "float32"
     mixing: Literal["mean", "median", "trimmed-mean"] = "mean"
     clip_norm: Annotated[float, zero_or_at_least(1e-6)] = Field(default=0.0, ge=0)
@@ -184,8 +185,8 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         own = SoftPredictionSettings.model_validate(settings)
         if own.noise_multiplier and not own.clip_norm:
             raise ImpossiblePlanError(
-                f"{own.table}.noise-multiplier = {own.noise_multiplier:g} needs "
-                f"{own.table}.clip-norm above 0, since noise protects only clipped predictions."
+                f"{own.key_of('noise_multiplier')} = {own.noise_multiplier:g} needs "
+                f"{own.key_of('clip_norm')} above 0, since noise protects only clipped predictions."
             )
 
     def begin(self, initial: Arrays) -> SoftPredictionState:

@@ -41,7 +41,6 @@ SMALL = {
     "feddf.distillation-steps": 2,
     "pfeddf.epochs": 1,
     "pfedhn.hidden-size": 8,
-    "privatekt.noise-seed": 0,
     "local-iterations": 0,
 }
 

@@ -87,6 +87,8 @@ def settings_of(name):
     changes = {**VARIANTS[variant], "strategy": strategy} if variant else {"strategy": strategy}
     if strategy in SEARCHES:
         return {**SMALL, **SUPERNET, **changes}
+    if strategy == "privatekt":
+        changes["soft-predictions.noise-seed"] = 0
     one_model = Need.ONE_ARCHITECTURE in METHODS[strategy].record.needs
     # No batch normalization: with eight samples it amplifies rounding to percents of a loss.
     models = "lenet" if one_model else "mlp,lenet,cnn,lenet"

@@ -230,13 +230,15 @@ def test_declared_requirements_are_enforced(strategy):
 
 def test_settings_that_the_method_never_reads_are_named_in_one_line():
     fedavg = {"strategy": "fedavg", "models": "mlp"}
-    set_in_vain = read_config({**fedavg, "kt-pfl.clip-norm": 2.0, "persfl.teacher": "last"})
+    set_in_vain = read_config(
+        {**fedavg, "soft-predictions.clip-norm": 2.0, "persfl.teacher": "last"}
+    )
     (warning,) = set_in_vain.warnings
-    assert warning == "fedavg does not read kt-pfl.clip-norm, persfl.teacher: ignored."
+    assert warning == "fedavg does not read soft-predictions.clip-norm, persfl.teacher: ignored."
     # Clients read the flat config, in which every key is named.
     assert read_config(set_in_vain.flat()).warnings == [warning]
-    assert read_config({**fedavg, "kt-pfl.clip-norm": 0.0}).warnings == []
-    fedmd = {"strategy": "fedmd", "kt-pfl.clip-norm": 2.0}
+    assert read_config({**fedavg, "soft-predictions.clip-norm": 0.0}).warnings == []
+    fedmd = {"strategy": "fedmd", "soft-predictions.clip-norm": 2.0}
     assert read_config(fedmd).warnings == []
     assert read_config({**fedmd, "kt-pfl.rho": 0.1}).warnings == [
         "fedmd does not read kt-pfl.rho: ignored."
@@ -253,11 +255,11 @@ def test_settings_of_another_method_in_a_preset_give_no_warning():
 
 
 def test_a_run_begins_with_the_warning(small, tmp_path, caplog):
-    small |= {"strategy": "local", "num-server-rounds": 1, "kt-pfl.clip-norm": 2.0}
+    small |= {"strategy": "local", "num-server-rounds": 1, "soft-predictions.clip-norm": 2.0}
     fedkd_flwr.run(small, output_dir=tmp_path / "run")
     warnings = [text for text in caplog.messages if "does not read" in text]
     assert len(warnings) == 1
-    assert "kt-pfl.clip-norm" in warnings[0]
+    assert "soft-predictions.clip-norm" in warnings[0]
 
 
 def test_no_two_settings_have_the_same_description():
@@ -272,7 +274,7 @@ def test_no_two_settings_have_the_same_description():
 
 def test_repeated_descriptions_refer_to_the_first_setting():
     meanings = {s.key: s.meaning for section in settings_reference() for s in section.settings}
-    assert meanings["ds-fl.clip-norm"] == "As kt-pfl.clip-norm, for ds-fl."
+    assert meanings["ds-fl.temperature"] == "As kt-pfl.temperature, for ds-fl."
     assert meanings["fesem.clusters"] == "As hypcluster.clusters, for fesem."
     (of_fesem,) = settings_reference("fesem")
     assert "As " not in {s.key: s.meaning for s in of_fesem.settings}["fesem.clusters"]

@@ -329,7 +329,11 @@ def test_a_run_that_is_killed_while_it_is_described_can_go_on(last, local, tmp_p
 
 def test_a_disk_full_in_the_first_round_says_how_to_go_on(small, tmp_path, monkeypatch):
     """With noise the run stays, so it cannot be started again."""
-    noise = {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 1.0, "models": "mlp"}
+    noise = {
+        "soft-predictions.clip-norm": 1.0,
+        "soft-predictions.noise-multiplier": 1.0,
+        "models": "mlp",
+    }
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -350,7 +354,11 @@ def test_a_disk_full_in_the_first_round_says_how_to_go_on(small, tmp_path, monke
 
 def test_a_run_that_has_released_predictions_stays_to_be_counted(small, tmp_path):
     """Noise spends privacy when clients are asked; a new run would not know of it."""
-    noise = {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 1.0, "learning-rate": 1e30}
+    noise = {
+        "soft-predictions.clip-norm": 1.0,
+        "soft-predictions.noise-multiplier": 1.0,
+        "learning-rate": 1e30,
+    }
     with pytest.raises(RuntimeError, match="Round 1 has 0 valid replies"):
         fedkd_flwr.run({**small, **noise, "models": "mlp"}, output_dir=tmp_path / "run")
     assert read_checkpoint(tmp_path / "run").state["releases"].tolist() == [1, 1, 1, 1]

@@ -231,7 +231,9 @@ class LogitsClient(KTpFLClient):
         return 3 * probabilities
 
 
-@pytest.mark.parametrize("changes", [{}, {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 0.1}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"soft-predictions.clip-norm": 1.0, "soft-predictions.noise-multiplier": 0.1}]
+)
 def test_predictions_that_are_not_probabilities_are_refused(changes, small, tmp_path, logged):
     fedkd_flwr.register("logits", own_method.Nearest, LogitsClient)
     try:

@@ -76,7 +76,7 @@ def test_a_node_that_serves_a_partition_and_keeps_nothing(small):
     assert "public set" not in found
 
 
-NOISE = {"kt-pfl.noise-multiplier": 2.0, "kt-pfl.clip-norm": 1.0}
+NOISE = {"soft-predictions.noise-multiplier": 2.0, "soft-predictions.clip-norm": 1.0}
 
 
 def test_a_run_without_noise_is_said(small, node):
@@ -89,7 +89,9 @@ def test_a_run_without_noise_is_said(small, node):
 
 
 def test_the_noise_of_privatekt_is_seen(small, node):
-    found = findings_by_check(small, node, strategy="privatekt", **{"privatekt.noise-seed": -1})
+    found = findings_by_check(
+        small, node, strategy="privatekt", **{"soft-predictions.noise-seed": -1}
+    )
     assert "without noise" not in found["privacy"].text
 
 
@@ -116,7 +118,7 @@ def test_the_spent_budget_is_said(small, node, tmp_path):
     [
         NOISE,
         {"dp-sgd-noise-multiplier": 1.0},
-        {"strategy": "privatekt", "privatekt.noise-seed": -1, "privatekt.epsilon": 4.0},
+        {"strategy": "privatekt", "soft-predictions.noise-seed": -1, "privatekt.epsilon": 4.0},
     ],
     ids=["predictions", "training", "labels"],
 )

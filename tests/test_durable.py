@@ -17,7 +17,7 @@ from strategies.core.privacy import privacy_spent
 def test_a_round_that_is_cut_off_and_repeated_costs_privacy_twice(small, tmp_path, monkeypatch):
     """The releases of round 2 are written down before they are asked for."""
     settings = {**small, "strategy": "kt-pfl", "num-server-rounds": 3}
-    settings |= {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 5.0}
+    settings |= {"soft-predictions.clip-norm": 1.0, "soft-predictions.noise-multiplier": 5.0}
 
     def dies(row):
         if row["round"] == 1:

@@ -122,7 +122,7 @@ def test_a_run_with_noise_goes_on_as_it_was_after_an_attempt_with_more_silos(
             raise RuntimeError("gone")
         return client_app(message, context)
 
-    noise = {"kt-pfl.noise-multiplier": 1.0, "kt-pfl.clip-norm": 1.0}
+    noise = {"soft-predictions.noise-multiplier": 1.0, "soft-predictions.clip-norm": 1.0}
     settings = {**settings_of(small, tmp_path, "kt-pfl"), **noise}
     run_with(client_app, settings, tmp_path / "run", node_configs=silos)
     with pytest.raises(TooFewRepliesError):

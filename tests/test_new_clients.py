@@ -174,7 +174,11 @@ def test_models_of_new_clients_are_exported(small, tmp_path):
 
 
 def test_privacy_loss_of_new_clients_is_counted(small, tmp_path):
-    noise = {"kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 1.0, "new-client-rounds": 5}
+    noise = {
+        "soft-predictions.clip-norm": 1.0,
+        "soft-predictions.noise-multiplier": 1.0,
+        "new-client-rounds": 5,
+    }
     run = fedkd_flwr.run(settings_for("kt-pfl", small, **noise), output_dir=tmp_path / "run")
     last = run.round_rows[-1]
     assert last["new_epsilon"] > last["epsilon"] > 0

@@ -241,14 +241,16 @@ def test_a_folder_in_the_working_directory_is_no_set_of_the_hub(small, silo, tmp
 
 # ---- Noise -------------------------------------------------------------------------------
 
-NOISE = {"kt-pfl.noise-multiplier": 2.0, "kt-pfl.clip-norm": 1.0}
+NOISE = {"soft-predictions.noise-multiplier": 2.0, "soft-predictions.clip-norm": 1.0}
 
 
 def test_a_run_has_at_least_the_noise_of_the_node(small, silo):
     small |= SILO
     silo["min-noise"] = 2.0
     assert "min-noise" in refusal(silo, small)
-    assert "min-noise" in refusal(silo, small, **{**NOISE, "kt-pfl.noise-multiplier": 1.9})
+    assert "min-noise" in refusal(
+        silo, small, **{**NOISE, "soft-predictions.noise-multiplier": 1.9}
+    )
     assert client_on(silo, small, **NOISE)
     silo["allow-methods"] = "all"
     assert "min-noise" in refusal(silo, small, strategy="fedavg")
@@ -287,7 +289,7 @@ def test_without_a_budget_of_its_own_a_node_spends_at_most_ten(small, silo, tmp_
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_noise_seed_is_refused_in_a_deployment(seed, small, silo):
-    small |= {**SILO, **NOISE, "kt-pfl.noise-seed": seed}
+    small |= {**SILO, **NOISE, "soft-predictions.noise-seed": seed}
     assert "noise-seed" in refusal(silo, small)
     assert client_on({**silo, "trust-server": True}, small)
 
@@ -323,9 +325,15 @@ def test_a_budget_allows_no_run_without_noise(small, silo, tmp_path):
 def test_a_node_counts_labels_in_its_budget(small, silo, tmp_path):
     """Its epsilon adds to that of predictions with noise."""
     silo |= {"state-dir": str(tmp_path / "state"), "epsilon-budget": 10}
-    flat = {**small, **SILO, "strategy": "privatekt", "local-epochs": 1, "privatekt.noise-seed": -1}
+    flat = {
+        **small,
+        **SILO,
+        "strategy": "privatekt",
+        "local-epochs": 1,
+        "soft-predictions.noise-seed": -1,
+    }
     flat |= {"privatekt.knowledge-samples": small["public-size"]}
-    assert "noise-seed" in refusal(silo, flat, **{"privatekt.noise-seed": 7})
+    assert "noise-seed" in refusal(silo, flat, **{"soft-predictions.noise-seed": 7})
     ledger = PrivacyLedger(tmp_path / "state" / "1" / "privacy-ledger.jsonl")
     gaussian = privacy_spent(4.0, 1, 1e-5)
     ledger.record({"noise-multiplier": 4.0}, "0f", 1)

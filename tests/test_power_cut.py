@@ -36,7 +36,11 @@ SETTINGS = {
 METHODS = {
     "kt-pfl": {"strategy": "kt-pfl"},
     "persfl": {"strategy": "persfl"},
-    "noised": {"strategy": "kt-pfl", "kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 5.0},
+    "noised": {
+        "strategy": "kt-pfl",
+        "soft-predictions.clip-norm": 1.0,
+        "soft-predictions.noise-multiplier": 5.0,
+    },
 }
 """Settings of a method with matrices, one with global models, and one that counts releases."""
 

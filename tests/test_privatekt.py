@@ -19,7 +19,7 @@ from strategies.privatekt import drawn_by_entropy
 
 @pytest.fixture
 def small(small):
-    return {**small, "strategy": "privatekt"}
+    return {**small, "strategy": "privatekt", "soft-predictions.noise-seed": 0}
 
 
 def witnessed(flat, folder, **changes):
@@ -161,7 +161,9 @@ def test_noise_is_secret_unless_it_has_a_seed(small, tmp_path):
     small |= {"num-server-rounds": 1, "privatekt.knowledge-samples": 20}
     sent = {
         (seed, number): labels_in(
-            witnessed(small, tmp_path / f"{seed}{number}", **{"privatekt.noise-seed": seed})[1]
+            witnessed(small, tmp_path / f"{seed}{number}", **{"soft-predictions.noise-seed": seed})[
+                1
+            ]
         )
         for seed in (0, -1)
         for number in (1, 2)
@@ -212,8 +214,8 @@ def test_labels_that_are_none_are_refused(labels, reason, small, tmp_path, caplo
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"privatekt.mixing": "median"}, "privatekt.mixing = median is not possible"),
-        ({"privatekt.noise-multiplier": 1.0}, "randomized response: set it to 0"),
+        ({"soft-predictions.mixing": "median"}, "soft-predictions.mixing = median is not possible"),
+        ({"soft-predictions.noise-multiplier": 1.0}, "randomized response: set it to 0"),
         ({"privatekt.epsilon": 0}, "privatekt.epsilon = 0: it should be greater than 0"),
         ({"privatekt.knowledge-samples": 41}, "is more than public-size = 40"),
         ({"dp-sgd-noise-multiplier": 1.0, "models": "mlp"}, "dp-sgd-noise-multiplier does not"),

@@ -279,8 +279,8 @@ def test_a_robust_average_holds_a_huge_reply_without_the_limit(small, tmp_path, 
 @pytest.mark.parametrize(
     ("strategy", "remedy"),
     [("local", "set mixing = mean"), ("fedfomo", "set mixing = mean"),
-     ("pfedhn", "set mixing = mean"), ("kt-pfl", "set kt-pfl.mixing = median"),
-     ("fedmd", "set kt-pfl.mixing = median")],
+     ("pfedhn", "set mixing = mean"), ("kt-pfl", "set soft-predictions.mixing = median"),
+     ("fedmd", "set soft-predictions.mixing = median")],
 )  # fmt: skip
 def test_a_robust_average_of_parameters_is_refused_where_none_is_taken(small, strategy, remedy):
     with pytest.raises(ConfigError, match=remedy):

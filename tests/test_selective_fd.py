@@ -157,7 +157,7 @@ def test_predictions_that_are_not_finite_are_refused(small, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"selective-fd.mixing": "median"}, "selective-fd.mixing = median is not possible"),
+        ({"soft-predictions.mixing": "median"}, "soft-predictions.mixing = median is not possible"),
         ({"selective-fd.server-threshold": 3}, "it should be less than or equal to 2"),
         ({"dp-sgd-noise-multiplier": 1.0}, "selective-fd uses training samples outside of plain"),
     ],

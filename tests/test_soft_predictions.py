@@ -91,7 +91,7 @@ def test_an_invalid_quantization_range_is_refused():
 def test_rounding_cuts_the_bytes_and_hardly_the_accuracy(small, tmp_path, strategy):
     runs = {
         name: fedkd_flwr.run(
-            {**small, "strategy": strategy, f"{strategy}.number-format": name},
+            {**small, "strategy": strategy, "soft-predictions.number-format": name},
             output_dir=tmp_path / name,
         )
         for name in NUMBER_FORMATS
@@ -148,7 +148,7 @@ def test_the_median_is_another_run_that_learns_too(small, tmp_path, strategy):
     settings = {**small, "strategy": strategy, "num-server-rounds": 4}
     mean = fedkd_flwr.run(settings, output_dir=tmp_path / "mean")
     median = fedkd_flwr.run(
-        {**settings, f"{strategy}.mixing": "median"}, output_dir=tmp_path / "median"
+        {**settings, "soft-predictions.mixing": "median"}, output_dir=tmp_path / "median"
     )
     assert median.rounds["loss_mean"].iloc[-1] != mean.rounds["loss_mean"].iloc[-1]
     assert median.rounds["loss_mean"].iloc[-1] < median.rounds["loss_mean"].iloc[0]
@@ -219,7 +219,12 @@ def test_epsilon_against_the_bound_known_for_gaussian_releases():
 
 @pytest.fixture
 def private(small):
-    return {**small, "strategy": "kt-pfl", "kt-pfl.clip-norm": 1.0, "kt-pfl.noise-multiplier": 5.0}
+    return {
+        **small,
+        "strategy": "kt-pfl",
+        "soft-predictions.clip-norm": 1.0,
+        "soft-predictions.noise-multiplier": 5.0,
+    }
 
 
 def test_epsilon_grows_round_by_round_and_survives_a_resume(private, tmp_path):
@@ -252,7 +257,7 @@ def test_noise_is_new_each_time_unless_seeded(private, tmp_path):
         )
 
     assert last_loss("a") != last_loss("b")
-    seeded = {"kt-pfl.noise-seed": 7}
+    seeded = {"soft-predictions.noise-seed": 7}
     assert last_loss("c", **seeded) == last_loss("d", **seeded)
 
 
@@ -268,16 +273,18 @@ def test_with_noise_a_client_reports_of_its_training_only_steps_that_its_size_te
         return {name for metrics in replies for name in metrics} - {count.name for count in COUNTS}
 
     assert reported("noised") == {"gradient-steps"}
-    plain = {"kt-pfl.noise-multiplier": 0.0}
+    plain = {"soft-predictions.noise-multiplier": 0.0}
     told = {"train-loss", "distillation-loss", "moved-private", "moved-public", "gradient-steps"}
     assert reported("plain", **plain) == told
 
 
 def test_noise_without_clipping_is_refused(small):
-    with pytest.raises(ConfigError, match=r"kt-pfl.noise-multiplier = 2 needs kt-pfl.clip-norm"):
-        read_config({**small, "strategy": "kt-pfl", "kt-pfl.noise-multiplier": 2.0})
-    with pytest.raises(ConfigError, match=r"perfed-ckt\.number-format"):
-        read_config({**small, "perfed-ckt.number-format": "int4"})
+    with pytest.raises(
+        ConfigError, match=r"soft-predictions.noise-multiplier = 2 needs soft-predictions.clip-norm"
+    ):
+        read_config({**small, "strategy": "kt-pfl", "soft-predictions.noise-multiplier": 2.0})
+    with pytest.raises(ConfigError, match=r"soft-predictions\.number-format"):
+        read_config({**small, "soft-predictions.number-format": "int4"})
     with pytest.raises(ConfigError, match=r"no key fedavg-ft\.noise"):
         read_config({**small, "fedavg-ft.noise-multiplier": 1.0})
 

@@ -43,7 +43,7 @@ CONFIG = {
     "device": "cpu",
 }
 SECRET = "MRN00377_Schmidt_Karl"
-NOISE = {"kt-pfl.noise-multiplier": 2.0, "kt-pfl.clip-norm": 1.0}
+NOISE = {"soft-predictions.noise-multiplier": 2.0, "soft-predictions.clip-norm": 1.0}
 
 
 class Silo:
@@ -217,11 +217,11 @@ def turn_the_noise_off(silo):
         silo.refuses("lets nothing leave without noise", strategy=strategy)
     silo.node |= {"epsilon-budget": math.inf, "min-noise": 2.0}
     silo.refuses("min-noise")
-    silo.refuses("min-noise", **{**NOISE, "kt-pfl.noise-multiplier": 1e-9})
+    silo.refuses("min-noise", **{**NOISE, "soft-predictions.noise-multiplier": 1e-9})
 
 
 def fix_the_noise(silo):
-    silo.refuses("noise-seed", **NOISE, **{"kt-pfl.noise-seed": 7})
+    silo.refuses("noise-seed", **NOISE, **{"soft-predictions.noise-seed": 7})
 
 
 def spent(silo):
@@ -262,7 +262,7 @@ def train_in_a_round_before_the_first(silo):
 
 def choose_a_large_delta(silo):
     silo.node["epsilon-budget"] = privacy_spent(2.0, 1, 1e-5)
-    loose = {**NOISE, "kt-pfl.delta": 0.999}
+    loose = {**NOISE, "soft-predictions.delta": 0.999}
     answers = [silo.send(message={"run-id": f"{run:x}"}, **loose) for run in range(2)]
     assert isinstance(answers[0], Message) and "is spent" in answers[1]
 
@@ -433,7 +433,7 @@ def count_the_steps_of_fine_tuning(silo):
 
 def choose_a_norm_that_rounding_exceeds(silo):
     for norm in (1.3e-6 / 2, 1e-9):
-        answer = silo.send(MessageType.QUERY, **{**NOISE, "kt-pfl.clip-norm": norm})
+        answer = silo.send(MessageType.QUERY, **{**NOISE, "soft-predictions.clip-norm": norm})
         assert "ConfigError" in answer
     sure, clipped = np.eye(2, dtype=np.float32)[np.zeros(1000, dtype=int)], []
     with patch.object(

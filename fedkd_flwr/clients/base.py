@@ -395,7 +395,8 @@ class PersonalClient(ServingClient):
 
     def batches_at(self, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield private batches of images and labels by their positions."""
-        return gathered(positions, self.data.train_images, self.data.train_labels)
+        data, mixed = self.data, self.local.mixed_enough(positions)
+        return gathered(mixed, data.train_images, data.train_labels)
 
     def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
         """Yield the positions of a round's batches.
@@ -407,7 +408,7 @@ class PersonalClient(ServingClient):
         num_samples : int
             Number of samples to draw from.
         """
-        return self.local.positions(num_samples, server_round)
+        return iter(self.local.mixed_enough(self.local.positions(num_samples, server_round)))
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""

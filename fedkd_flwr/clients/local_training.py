@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from logging import INFO
@@ -27,6 +27,7 @@ from fedkd_flwr.training.loop import (
     Gradients,
     backpropagate,
     epoch_batches,
+    joined,
     random_batches,
     statistics_of,
 )
@@ -75,6 +76,15 @@ class LocalTraining:
             endless = random_batches(num_samples, training.batch_size, generator)
             return itertools.islice(endless, training.local_iterations)
         return epoch_batches(num_samples, training.batch_size, training.local_epochs, generator)
+
+    def mixed_enough(self, positions: Iterable[Tensor]) -> Iterable[Tensor]:
+        """Join batches with fewer different samples than the node's ``min-class-count``.
+
+        From a step on few samples, whoever sees the model can learn them. A node that trusts the
+        server takes batches as they are.
+        """
+        policy = self.node.policy
+        return positions if policy.trust_server else joined(positions, policy.min_class_count)
 
     def batch_generator(self, server_round: int) -> np.random.Generator:
         """Return the generator of the batches of a round, one for each ``batch-order``."""
@@ -139,6 +149,10 @@ class PrivateTraining(LocalTraining):
         rate, steps = self.sampling(num_samples)
         generator = self._secret_generator("dp-sgd-batches", server_round)
         return poisson_batches(num_samples, rate, steps, generator)
+
+    def mixed_enough(self, positions: Iterable[Tensor]) -> Iterable[Tensor]:
+        """Return the batches as they were drawn: their noise hides single samples."""
+        return positions
 
     def sampling(self, num_samples: int) -> tuple[float, int]:
         """Return the sampling rate q, and the steps of a round: tau, or those of E epochs."""

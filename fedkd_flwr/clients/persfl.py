@@ -236,7 +236,8 @@ class PersFLClient(ParameterClient):
         batch_size = self.run.training.batch_size
         candidates: list[Candidate] = []
         for epochs in settings.stretches():
-            positions = epoch_batches(self.num_examples, batch_size, epochs, generator)
+            drawn = epoch_batches(self.num_examples, batch_size, epochs, generator)
+            positions = self.local.mixed_enough(drawn)
             self.do(
                 TrainJob(
                     self.model,

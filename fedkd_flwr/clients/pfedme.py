@@ -31,7 +31,7 @@ class PFedMeClient(PersonalModelClient):
         theta.
         """
         size, generator = self.run.training.batch_size, self.local.batch_generator(server_round)
-        count = sum(1 for _ in super().private_positions(server_round, num_samples))
+        count = sum(1 for _ in self.local.positions(num_samples, server_round))
         return itertools.islice(random_batches(num_samples, size, generator), count)
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:

@@ -108,7 +108,8 @@ class SupernetClient(ParameterClient):
     def batches_of_part(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield batches of one part of the training data, by positions in that part."""
         data = self.data
-        return gathered(positions, data.train_images[samples], data.train_labels[samples])
+        mixed = self.local.mixed_enough(positions)
+        return gathered(mixed, data.train_images[samples], data.train_labels[samples])
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

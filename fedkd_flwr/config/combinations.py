@@ -62,8 +62,8 @@ def _check_models(run: RunConfig, settings: Settings) -> None:
             f"-c models={one}."
         )
     if plan.mixing != "mean" and not record.averages_parameters:
-        own = f"{settings.table}.mixing"
-        remedy = f"{own} = {plan.mixing}" if own in settings.flat_keys() else "mixing = mean"
+        own = next((key for key in settings.flat_keys() if key.endswith(".mixing")), "")
+        remedy = f"{own} = {plan.mixing}" if own else "mixing = mean"
         raise ConfigError(
             f"mixing = {plan.mixing} is for averages of parameters, and the server of "
             f"{run.strategy} takes none; set {remedy}."

@@ -58,8 +58,20 @@ OLD_KEYS: Mapping[str, OldKey] = {
         "class-temperature-rate",
         OldKey(instead="leave it out; temperature holds for all classes", neutral=0),
     ),
+    **{
+        f"{table}.{name}": OldKey(new=f"soft-predictions.{name}")
+        for table in (*DISTILLING, "perfed-ckt")
+        for name in (
+            "number-format",
+            "mixing",
+            "clip-norm",
+            "noise-multiplier",
+            "noise-seed",
+            "delta",
+        )
+    },
     "client-dp-noise-multiplier": OldKey(
-        instead="use dp-sgd-noise-multiplier, or noise on predictions (kt-pfl.noise-multiplier)",
+        instead="use dp-sgd-noise-multiplier, or soft-predictions.noise-multiplier",
         neutral=0,
     ),
     "client-dp-clip-norm": OldKey(instead="use dp-sgd-clip-norm"),

@@ -19,6 +19,7 @@ from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, settings_typ
 from fedkd_flwr.config.flat_config import as_scalar
 from fedkd_flwr.custom_objects.importing import CustomObjectError
 from fedkd_flwr.methods import METHODS, REGISTERED, find_method
+from strategies.core.plan import Settings
 from strategies.core.settings_groups import NoneOfTheAllowedError, SettingsGroup, kebab_case
 
 BOUNDS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
@@ -130,8 +131,10 @@ def _groups_in(kind: type[SettingsGroup]) -> Iterator[type[SettingsGroup]]:
 
 def _method_sections() -> list[Section]:
     """Return a section for each type of settings, with the keys that no earlier one has."""
-    sections: list[Section] = []
-    for kind in settings_types():
+    types = settings_types()
+    bases = dict.fromkeys(base for kind in types for base in kind.__mro__ if _has_own_table(base))
+    sections = [Section(_title(kind), _settings(kind)) for kind in bases if kind not in types]
+    for kind in types:
         listed = {setting.key for section in sections for setting in section.settings}
         readers = [name for name, m in METHODS.items() if m.record.settings_type is kind]
         settings = _settings(kind)
@@ -139,6 +142,10 @@ def _method_sections() -> list[Section]:
         also_read = tuple(setting.key for setting in settings if setting not in new)
         sections.append(Section(f"Settings of {', '.join(readers)}", new, also_read))
     return sections
+
+
+def _has_own_table(kind: type) -> bool:
+    return issubclass(kind, Settings) and bool(vars(kind).get("table"))
 
 
 def _without_repetition(sections: Sequence[Section]) -> list[Section]:

@@ -134,6 +134,30 @@ def random_batches(
         yield torch.from_numpy(generator.choice(num_samples, size, replace=False))
 
 
+def joined(positions: Iterable[Tensor], smallest: int) -> Iterator[Tensor]:
+    """Yield batches in which at least some number of different samples are.
+
+    A batch with fewer is joined with those after it, and the last with the one before it. If all
+    of them together have fewer, none is left.
+
+    Parameters
+    ----------
+    positions : iterable of Tensor
+        Positions of each batch, (batch,) int64.
+    smallest : int
+        Number of different samples.
+    """
+    ready, short = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+    for chosen in positions:
+        short = torch.cat([short, chosen])
+        if len(set(short.tolist())) >= smallest:
+            if len(ready):
+                yield ready
+            ready, short = short, short[:0]
+    if len(ready):
+        yield torch.cat([ready, short])
+
+
 def gathered(positions: Iterable[Tensor], *columns: Tensor) -> Iterator[Batch]:
     """Yield the batches at some positions: the rows of each column.
 

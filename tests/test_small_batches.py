@@ -1,0 +1,63 @@
+"""No step of a node that does not trust the server mixes fewer samples than min-class-count."""
+
+import math
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from fedkd_flwr.client_app import build_client
+from fedkd_flwr.config import read_config
+from fedkd_flwr.training.loop import joined
+
+SMALLEST = 10
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([[0, 1, 2], [3, 4], [5, 6, 7], [8]], [[0, 1, 2], [3, 4, 5, 6, 7, 8]]),
+        ([[0], [0], [0], [1], [2], [3, 4, 5]], [[0, 0, 0, 1, 2], [3, 4, 5]]),
+        ([[0, 1], [1]], []),
+        ([], []),
+    ],
+)
+def test_batches_with_few_different_samples_are_joined(batches, expected):
+    found = joined([torch.tensor(batch) for batch in batches], smallest=3)
+    assert [batch.tolist() for batch in found] == expected
+
+
+def test_batches_that_are_large_enough_stay_as_they_are():
+    batches = [torch.arange(start, start + 4) for start in (0, 4, 8)]
+    assert all(map(torch.equal, joined(batches, smallest=4), batches))
+
+
+def client_on(node_config, small, strategy, **changes):
+    silo = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60}
+    silo |= {"max-samples": 460, "models": "lenet", "batch-size": 4, "public-size": 40}
+    run_config = read_config({**small, **silo, "strategy": strategy, **changes}).flat()
+    node_config = {"partition-id": 1, "epsilon-budget": math.inf, **node_config}
+    return build_client(Context(1, 1, node_config, RecordDict(), run_config))
+
+
+@pytest.mark.parametrize("strategy", ["local", "moon", "pfedme", "per-fedavg", "scaffold"])
+@pytest.mark.parametrize("changes", [{"local-epochs": 2}, {"local-iterations": 7}])
+def test_private_batches_of_a_node(strategy, changes, small):
+    guarded = {"trust-server": False, "allow-methods": "all", "client-split": "any"}
+    sizes = [
+        [len(batch[0]) for batch in client.private_batches(1)]
+        for client in (
+            client_on({"trust-server": True}, small, strategy, **changes),
+            client_on({**guarded, "min-class-count": SMALLEST}, small, strategy, **changes),
+        )
+    ]
+    assert max(sizes[0]) <= 5
+    assert min(sizes[1]) >= SMALLEST
+
+
+def test_fine_tuning_of_a_node(small, monkeypatch):
+    client = client_on({"trust-server": False}, small, "local", **{"fine-tune-epochs": 1})
+    seen = []
+    monkeypatch.setattr(client, "fine_tune", lambda optimizer, batches: seen.extend(batches))
+    client.fine_tune_for_evaluation(1)
+    assert seen and min(len(images) for images, _ in seen) >= SMALLEST
