@@ -13,9 +13,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.pairs import Result
+from benchmarks.pairs import Result, table_of
 from benchmarks.records import Record, current_conditions, read_records, save_record
-from benchmarks.table import table_of
 
 BENCHMARKS = {
     "starting": "benchmarks.starting:measure",
@@ -79,10 +78,7 @@ def main(
 def select_benchmarks(names: Collection[str]) -> list[Measure]:
     """Return the named benchmarks.
 
-    Raises
-    ------
-    typer.BadParameter
-        If a name is unknown.
+    Raises `typer.BadParameter` if a name is unknown.
     """
     unknown = sorted({*names} - BENCHMARKS.keys())
     if unknown:
@@ -95,10 +91,8 @@ def select_benchmarks(names: Collection[str]) -> list[Measure]:
 def check_file(file: Path) -> None:
     """Check that rows can be written to a file, before time is spent on measuring.
 
-    Raises
-    ------
-    typer.BadParameter
-        If its folder does not exist, or it holds anything but rows of benchmarks.
+    Raises `typer.BadParameter` if its folder does not exist, or it holds anything but rows of
+    benchmarks.
     """
     if not file.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {file.parent}")

@@ -6,12 +6,13 @@ only averages the predictions into one teacher for all clients.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.images import CLASSES, SHAPE, random_samples
 from benchmarks.pairs import Task
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.training.settings import TrainingSettings
@@ -28,14 +29,7 @@ KT_PFL = KTpFLSettings()
 class BareClient:
     """A model with its data and plain training loops.
 
-    Attributes
-    ----------
-    model : nn.Module
-        Trained in place.
-    images, labels, test_images, test_labels : Tensor
-        The client's own samples.
-    optimizer : torch.optim.Optimizer
-        For private data. Its momentum buffers persist across rounds.
+    The optimizer's momentum buffers persist across rounds.
     """
 
     model: nn.Module
@@ -92,17 +86,7 @@ class BareClient:
 
 
 def bare_round(model: str, clients: int, train: int, test: int, public: int) -> Task:
-    """Return a task that runs one round; repeated calls continue with the same clients.
-
-    Parameters
-    ----------
-    model : str
-        Architecture of every client.
-    clients : int
-        Number of clients.
-    train, test, public : int
-        Numbers of training and test samples per client, and of public samples.
-    """
+    """Return a task that runs one round; repeated calls continue with the same clients."""
     public_images, _ = random_samples(public)
     bare_clients = random_clients(model, clients, train, test)
     teacher = torch.full((public, CLASSES), 1 / CLASSES)
@@ -120,19 +104,7 @@ def bare_round(model: str, clients: int, train: int, test: int, public: int) -> 
 
 
 def bare_training(model: str, clients: int, train: int, test: int, models: int = 1) -> Task:
-    """Return a task that trains and tests clients without any exchange.
-
-    Parameters
-    ----------
-    model : str
-        Architecture of every client.
-    clients : int
-        Number of clients.
-    train, test : int
-        Numbers of training and test samples per client.
-    models : int
-        Models that each client trains.
-    """
+    """Return a task that trains and tests clients without any exchange."""
     trained = [random_clients(model, clients, train, test) for _ in range(models)]
 
     def run_round() -> None:
@@ -159,3 +131,27 @@ def random_clients(model: str, clients: int, train: int, test: int) -> list[Bare
 def shuffled(count: int, batch_size: int) -> Sequence[Tensor]:
     """Return the shuffled sample indices of an epoch's batches."""
     return torch.split(torch.randperm(count), batch_size)
+
+
+SHAPE, CLASSES = (1, 28, 28), 10
+
+
+def random_samples(count: int) -> tuple[Tensor, Tensor]:
+    """Draw random images in [-1, 1] and random classes."""
+    return torch.rand(count, *SHAPE) * 2 - 1, torch.randint(0, CLASSES, (count,))
+
+
+def settings_for(model: str, clients: int, samples: int, **further: Any) -> dict[str, Any]:
+    """Return settings for clients of equal size, on random images and one CPU thread."""
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (samples, *SHAPE), dtype=np.uint8)
+    return {
+        "dataset": (pixels, generator.integers(0, CLASSES, samples)),
+        "partition": "iid",
+        "client-split": "75/0/25",
+        "models": model,
+        "num-clients": clients,
+        "device": "cpu",
+        "torch-threads": 1,
+        **further,
+    }

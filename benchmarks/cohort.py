@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from benchmarks.bare import TRAINING
-from benchmarks.images import CLASSES, SHAPE, random_samples
+from benchmarks.bare import CLASSES, SHAPE, TRAINING, random_samples
 from benchmarks.pairs import Result, time_alternately
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
@@ -36,14 +35,7 @@ def measure() -> Iterator[Result]:
 class Clients:
     """Clients of one architecture with random samples.
 
-    Attributes
-    ----------
-    architecture : Architecture
-        Of every client.
-    models : list of nn.Module
-        A model for each client, trained further with each round.
-    data : list of (Tensor, Tensor)
-        Images and labels of each client.
+    Models are trained further with each round.
     """
 
     architecture: Architecture

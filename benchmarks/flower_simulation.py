@@ -36,15 +36,7 @@ class FedAvgWithTests(FedAvg):
 
 
 def run_flower(folder: Path, rounds: int) -> Figures:
-    """Simulate with one core per client; see `benchmarks.published.figures`.
-
-    Parameters
-    ----------
-    folder : Path
-        What `benchmarks.published.write_clients` wrote.
-    rounds : int
-        Number of rounds.
-    """
+    """Simulate with one core per client; see `benchmarks.published.figures`."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     clients = len(mapped(folder, "train_labels"))
     ends: list[float] = []

@@ -1,13 +1,17 @@
-"""Time two tasks alternately, the basis of every benchmark."""
+"""Time two tasks alternately, the basis of every benchmark, and show the ratios."""
 
 import math
 import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich import box
+from rich.console import JustifyMethod
+from rich.table import Table
 
 REPETITIONS = 5
 """How often each task is timed."""
@@ -23,18 +27,7 @@ Pair = tuple[float, float]
 class Result:
     """A row of the table.
 
-    Attributes
-    ----------
-    name, baseline_name : str
-        What is measured, and the baseline.
-    measured, baseline : float
-        The medians.
-    ratio : float
-        The measured value divided by the baseline.
-    at_most, at_least : float
-        The target: limits of the ratio, None for no limit.
-    unit : str
-        The unit of both medians.
+    The ratio is the measured median divided by the baseline's. Limits that are None are none.
     """
 
     name: str
@@ -75,16 +68,7 @@ def time_alternately(
 ) -> Result:
     """Time two tasks alternately, after one untimed run of each.
 
-    Parameters
-    ----------
-    name, baseline_name : str
-        The names of the tasks in the table.
-    task, baseline : callable
-        The tasks.
-    at_most, at_least : float
-        The target: limits of the ratio.
-    repetitions : int
-        How often each task is timed.
+    `at_most` and `at_least` limit the ratio.
     """
     task()
     baseline()
@@ -125,3 +109,42 @@ def process(*command: str | Path) -> Task:
         name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
     }
     return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+
+
+COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
+    ("measured", "left"),
+    ("median", "right"),
+    ("baseline", "left"),
+    ("median", "right"),
+    ("ratio", "right"),
+    ("target", "left"),
+)
+"""Column headings and the alignment of their cells."""
+
+
+def table_of(results: Iterable[Result], title: str) -> Table:
+    """Return a table for the terminal, one row per result."""
+    table = Table(title=title, box=box.MARKDOWN)
+    for heading, justify in COLUMNS:
+        table.add_column(heading, justify=justify)
+    for result in results:
+        table.add_row(*cells(result))
+    return table
+
+
+def cells(result: Result) -> tuple[str, ...]:
+    """Return the cells of a result's row."""
+    return (
+        result.name,
+        f"{three_digits(result.measured)} {result.unit}",
+        result.baseline_name,
+        f"{three_digits(result.baseline)} {result.unit}",
+        f"{result.ratio:.2f}",
+        result.target,
+    )
+
+
+def three_digits(value: float) -> str:
+    """Format a positive number with three significant digits, and all digits before the point."""
+    decimals = 2 - math.floor(math.log10(value))
+    return f"{value:,.{max(decimals, 0)}f}"

@@ -24,10 +24,9 @@ import typer
 from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.images import CLASSES, SHAPE
-from benchmarks.pairs import Result, summarize
+from benchmarks.bare import CLASSES, SHAPE
+from benchmarks.pairs import Result, summarize, table_of
 from benchmarks.records import Record, current_conditions, save_record
-from benchmarks.table import table_of
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import load_client
 

@@ -20,19 +20,8 @@ from benchmarks.pairs import Result
 class Conditions:
     """The conditions of a measurement.
 
-    Attributes
-    ----------
-    date : str
-        The date in ISO format.
-    machine : str
-        The number of cores, their architecture, the widest vector instructions that PyTorch uses,
-        which change its speed up to twofold, and the GPU if there is one.
-    load : float
-        The load average of the minute before.
-    python, pytorch : str
-        Versions.
-    command : str
-        The command line, with the names of all benchmarks.
+    The machine is its cores, their architecture, the widest vector instructions that PyTorch uses,
+    which change its speed up to twofold, and the GPU. The load is the average of the minute before.
     """
 
     date: str
@@ -88,10 +77,7 @@ def save_record(record: Record, file: Path) -> None:
 def read_records(file: Path) -> list[Record]:
     """Return the rows of a file, or an empty list if it does not exist.
 
-    Raises
-    ------
-    ValueError
-        If the file holds anything else.
+    Raises `ValueError` if the file holds anything else.
     """
     if not file.exists():
         return []

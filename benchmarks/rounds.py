@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import fedkd_flwr
-from benchmarks.bare import bare_round, bare_training
-from benchmarks.images import settings_for
+from benchmarks.bare import bare_round, bare_training, settings_for
 from benchmarks.pairs import REPETITIONS, Pair, Result, Task, seconds, summarize
 
 PUBLIC = 200
@@ -60,18 +59,7 @@ def round_pairs(
 ) -> list[Pair]:
     """Return the seconds of a run's rounds, each with those of the baseline run right after it.
 
-    Parameters
-    ----------
-    method : str
-        The method.
-    model : str
-        Architecture of every client.
-    clients, samples : int
-        Number of clients, and of samples per client. A quarter of the samples are for testing.
-    baseline : callable
-        The task to time after each round.
-    repetitions : int
-        Number of rounds to time.
+    A quarter of each client's samples are for testing.
     """
     pairs: list[Pair] = []
     round_started_at = 0.0

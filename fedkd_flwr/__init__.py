@@ -26,7 +26,7 @@ _EXPORTS = {
     "build_model": "fedkd_flwr.models.build",
     "ConfigError": "fedkd_flwr.config",
     "METHODS": "fedkd_flwr.methods",
-    "register": "fedkd_flwr.custom_objects.registering",
+    "register": "fedkd_flwr.custom_objects.naming",
     "name_objects": "fedkd_flwr.custom_objects.naming",
 }
 

@@ -90,12 +90,8 @@ def _read_once(items: tuple[tuple[str, Any], ...]) -> Configuration:
 def build_client(context: Context) -> PersonalClient:
     """Build the method's client for a node, from its run config and node config.
 
-    The node's policy comes first: nothing that it forbids is imported or read.
-
-    Raises
-    ------
-    PolicyError
-        If the run config asks for what the policy forbids.
+    The node's policy comes first: nothing that it forbids is imported or read. Raises `PolicyError`
+    if the run config asks for what the policy forbids.
     """
     policy = read_policy(context.node_config)
     data_path = str(context.node_config.get("data-path", ""))
@@ -168,19 +164,8 @@ def train_together(
 ) -> list[Outcome]:
     """Handle the train messages of one exchange, clients with the same architectures together.
 
-    Parameters
-    ----------
-    messages : sequence of Message
-        One per client.
-    contexts : sequence of Context
-        The contexts of the clients, changed as by `train`.
-    on_done : callable, optional
-        Is called with the number of clients that were just handled.
-
-    Returns
-    -------
-    list
-        Replies in the order of the messages. A client that failed has an exception.
+    Replies are in the order of the messages; a client that failed has an exception. Contexts are
+    changed as by `train`. `on_done` gets the number of clients that were just handled.
     """
     outcomes: dict[int, Outcome] = {}
     cohorts: dict[tuple[Architecture, ...], list[Member]] = defaultdict(list)

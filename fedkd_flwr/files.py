@@ -41,10 +41,7 @@ def plain_name(name: str) -> str:
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, are on the disk.
 
-    Raises
-    ------
-    OSError
-        If the disk refuses.
+    Raises `OSError` if the disk refuses.
     """
     if os.name == "nt" and path.is_dir():  # Windows opens no folders
         return
@@ -56,37 +53,15 @@ def sync(path: Path) -> None:
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:
-    """Open a file for writing; if it is new, only its owner can read it.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    mode : str
-        As for `open`: ``a`` for text, ``ab``, ``ab+`` or ``wb`` for bytes.
-    """
+    """Open a file for writing; if it is new, only its owner can read it."""
     return os.fdopen(os.open(path, FLAGS[mode], 0o600), mode)
 
 
 def lock_file(file: IO[Any], wait: bool = True) -> bool | None:
     """Lock an open file against other processes, until it is closed. Windows has no such locks.
 
-    Parameters
-    ----------
-    file : file
-        The file.
-    wait : bool
-        Whether to wait for another process that has locked it.
-
-    Returns
-    -------
-    bool or None
-        Whether it is locked; False only without `wait`. None on a file system without locks.
-
-    Raises
-    ------
-    OSError
-        If the disk refuses.
+    Return whether it is locked; False only without `wait`, None on a file system without locks.
+    Raises `OSError` if the disk refuses.
     """
     if sys.platform == "win32":
         return True
@@ -104,10 +79,7 @@ def lock_file(file: IO[Any], wait: bool = True) -> bool | None:
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, and wait until the names of new ones are on the disk.
 
-    Raises
-    ------
-    OSError
-        If it cannot be made.
+    Raises `OSError` if it cannot be made.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -119,18 +91,9 @@ def make_folder(path: Path) -> None:
 def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
     """Yield a temporary path; move its file to `path`, or remove it if writing fails.
 
-    Parameters
-    ----------
-    path : Path
-        The file to write or replace.
-    durable : bool
-        Whether to wait until file and name are on the disk; otherwise a power cut may lose both,
-        or leave an empty file. A durable file belongs to a run, and only its owner can read it.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be moved.
+    If `durable`, wait until file and name are on the disk; otherwise a power cut may lose both, or
+    leave an empty file. A durable file belongs to a run, and only its owner can read it. Raises
+    `OSError` if the file cannot be moved.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -152,19 +115,8 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
 def write_text(path: Path, text: str, durable: bool = False) -> None:
     """Write a text file so that a crash leaves the old one or the new one.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    text : str
-        Its content.
-    durable : bool
-        See `replacing`.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written, such as on a full disk.
+    `durable` is as in `replacing`. Raises `OSError` if the file cannot be written, such as on a
+    full disk.
     """
     with replacing(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -178,21 +130,8 @@ def write_arrays(
 ) -> None:
     """Write a safetensors file so that a crash leaves the old one or the new one.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    arrays : mapping of str to ndarray
-        The arrays by name; may be empty.
-    metadata : mapping of str to str, optional
-        Text stored with the arrays.
-    durable : bool
-        See `replacing`.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written, such as on a full disk.
+    `durable` is as in `replacing`. Raises `OSError` if the file cannot be written, such as on a
+    full disk.
     """
     # safetensors writes the bytes of an array in the order in which they are in memory.
     in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}

@@ -122,16 +122,8 @@ NAME = re.compile(r"[a-z][a-z0-9-]*")
 def find_method(name: str) -> Method:
     """Return a method by name.
 
-    Parameters
-    ----------
-    name : str
-        A key of `METHODS`, a name registered in this process, or ``module:object`` for a result of
-        `register` in a module.
-
-    Raises
-    ------
-    ValueError
-        If there is none.
+    A key of `METHODS`, a name registered in this process, or ``module:object`` for a result of
+    `register` in a module. Raises `ValueError` if there is none.
     """
     if name in METHODS:
         return METHODS[name]

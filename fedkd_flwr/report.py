@@ -18,12 +18,11 @@ from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.columns import COLUMNS, MISSING, columns_of
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.effects import matrix_of_pairs, notes_on_pairs
 from fedkd_flwr.analysis.figures import data_title
 from fedkd_flwr.analysis.groups import each_run
-from fedkd_flwr.analysis.pairs import matrix_of_pairs, notes_on_pairs
-from fedkd_flwr.analysis.rendering import by_client, rendered_clients
+from fedkd_flwr.analysis.rendering import by_client, rendered_clients, written_to
 from fedkd_flwr.analysis.settings import defining_settings
-from fedkd_flwr.analysis.writing import written_to
 from fedkd_flwr.files import write_text
 from fedkd_flwr.plots.comparison import figures_of
 from fedkd_flwr.runs import absolute
@@ -106,10 +105,7 @@ def write_report(comparison: Comparison, file: str | Path) -> Path:
 def render_page(comparison: Comparison) -> str:
     """Return a comparison as an HTML page that loads nothing from the network.
 
-    Raises
-    ------
-    RunDirectoryError
-        If a run's matrices are damaged.
+    Raises `RunDirectoryError` if a run's matrices are damaged.
     """
     run = next(iter(comparison.groups.values()))[0]
     settings = defining_settings(run.config)

@@ -17,8 +17,7 @@ from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
-from fedkd_flwr.grids.base import DurationEstimate, MessageGrid
-from fedkd_flwr.grids.fast_polling import FastPollingGrid, SimulationGrid
+from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
@@ -87,16 +86,9 @@ def with_connected_clients(grid: Grid, configuration: Configuration) -> Configur
     """Replace ``num-clients = 0`` by the number of connected nodes.
 
     Waits for at least `min-replies` nodes, and until their number no longer changes. A resumed run
-    keeps its number of clients.
-
-    Raises
-    ------
-    TooFewRepliesError
-        If too few nodes are connected in time.
-    ConfigError
-        If the run is impossible with this number.
-    RunDirectoryError
-        If there is no run to resume.
+    keeps its number of clients. Raises `TooFewRepliesError` if too few nodes are connected in time;
+    `ConfigError` if the run is impossible with this number; `RunDirectoryError` if there is no run
+    to resume.
     """
     plan = configuration.run.plan
     if plan.num_clients:
@@ -125,10 +117,7 @@ def with_connected_clients(grid: Grid, configuration: Configuration) -> Configur
 def require_simulated(grid: Grid, num_clients: int) -> None:
     """Refuse a simulation with fewer nodes than clients, since no others will connect.
 
-    Raises
-    ------
-    TooFewRepliesError
-        If the federation has fewer nodes.
+    Raises `TooFewRepliesError` if the federation has fewer nodes.
     """
     known, same_since = 0, time.monotonic()
     while 0 < (nodes := len(list(grid.get_node_ids()))) < num_clients:
@@ -146,14 +135,9 @@ def require_simulated(grid: Grid, num_clients: int) -> None:
 def check_run(configuration: Configuration) -> None:
     """Refuse an impossible run on this machine before any client starts.
 
-    Raises
-    ------
-    DataError
-        If the data set is missing or the partition cannot be met.
-    RunDirectoryError
-        If a folder cannot be written, or the run cannot be resumed.
-    ConfigError
-        If a resumed run would have other settings, or a tracker is not installed.
+    Raises `DataError` if the data set is missing or the partition cannot be met;
+    `RunDirectoryError` if a folder cannot be written, or the run cannot be resumed; `ConfigError`
+    if a resumed run would have other settings, or a tracker is not installed.
     """
     run = configuration.run
     run.trackers.require_installed()
@@ -180,12 +164,8 @@ def check_models(configuration: Configuration) -> None:
 
     Custom models are built, and built-in ones where the data are custom or there is noise. A
     warning names custom models that return probabilities instead of logits. Estimators are created.
-
-    Raises
-    ------
-    ConfigError
-        If a model cannot be imported or built, does not fit the data, lacks the head that the
-        method needs, or mixes samples under DP-SGD.
+    Raises `ConfigError` if a model cannot be imported or built, does not fit the data, lacks the
+    head that the method needs, or mixes samples under DP-SGD.
     """
     run, settings = configuration.run, configuration.settings
     shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
@@ -220,10 +200,7 @@ def check_models(configuration: Configuration) -> None:
 def check_server_data(configuration: Configuration) -> None:
     """Refuse a run whose data, including the public set, is not available on this machine.
 
-    Raises
-    ------
-    DataError
-        If the data set is missing or the partition cannot be met.
+    Raises `DataError` if the data set is missing or the partition cannot be met.
     """
     run = configuration.run
     check_data(run.server_data_plan, run.plan.public_size if run.uses_public_data else 0)
@@ -236,19 +213,7 @@ def serve(
 ) -> Run:
     """Run a method on a grid of clients and write the run directory.
 
-    Parameters
-    ----------
-    grid : Grid
-        The connection to the clients.
-    configuration : Configuration
-        The validated run config.
-    observer : Observer, optional
-        Is told of the events of the run, after trackers.
-
-    Returns
-    -------
-    Run
-        The finished run.
+    The observer is told of the events of the run, after trackers.
     """
     run = configuration.run
     if run.torch_threads:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
 from typing import Any, NamedTuple
 
-from fedkd_flwr.config.flat_config import flatten
+from fedkd_flwr.config.run_config import flatten
 from fedkd_flwr.runs.reading import Run
 from strategies.core.flower import log
 from strategies.core.rounds import Observer, RoundRecord

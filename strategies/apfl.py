@@ -60,7 +60,6 @@ class APFL(ParameterStrategy):
             arxiv="2003.13461",
         ),
         settings_type=APFLSettings,
-        color_family="apfl",
         second_evaluation="",
         train_metrics=(TRAIN_LOSS, Metric("alpha", low=0, high=1)),
         evaluation_metrics=(GLOBAL_ACCURACY,),

@@ -55,7 +55,6 @@ class Ditto(ParameterStrategy):
             arxiv="2012.04221",
         ),
         settings_type=DittoSettings,
-        color_family="per-fedavg",
         dp_sgd=True,
         second_evaluation="",
         train_metrics=(TRAIN_LOSS, Metric("personal-loss")),

@@ -65,7 +65,6 @@ class DSFL(FedMD):
             arxiv="2008.06180",
         ),
         settings_type=DSFLSettings,
-        color_family="perfed-ckt",
         dp_sgd=True,
         takes_estimators=True,
     )

@@ -94,7 +94,6 @@ class FD(ClassMeanStrategy):
         ),
         exchanged="class-mean predictions",
         settings_type=FDSettings,
-        color_family="perfed-ckt",
     )
     settings: FDSettings
     state: FDState

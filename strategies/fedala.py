@@ -69,5 +69,4 @@ class FedALA(ParameterStrategy):
             arxiv="2212.01197",
         ),
         settings_type=FedALASettings,
-        color_family="apfl",
     )

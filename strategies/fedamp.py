@@ -95,7 +95,6 @@ class FedAMP(MixtureStrategy):
             arxiv="2007.03797",
         ),
         settings_type=FedAMPSettings,
-        color_family="hypcluster",
         dp_sgd=True,
     )
     matrix_name = "attention"

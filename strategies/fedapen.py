@@ -83,7 +83,6 @@ class FedAPEN(SharedModelStrategy):
         ),
         exchanged="parameters of a shared model",
         settings_type=FedAPENSettings,
-        color_family="fedmrl",
         evaluates_trained_model=False,
         train_metrics=(TRAIN_LOSS, Metric("private-weight", low=0, high=1)),
     )

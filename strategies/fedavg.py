@@ -29,7 +29,6 @@ class FedAvg(ParameterStrategy):
             year=2017,
             arxiv="1602.05629",
         ),
-        color_family="fedavg",
         dp_sgd=True,
         trains_new_clients=False,
     )

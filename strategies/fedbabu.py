@@ -57,7 +57,6 @@ class FedBABU(ParameterStrategy):
         ),
         exchanged="parameters of the body",
         settings_type=FedBABUSettings,
-        color_family="fedproto",
         trains_new_clients=False,
     )
 

@@ -34,7 +34,6 @@ class FedBN(ParameterStrategy):
             arxiv="2102.07623",
         ),
         exchanged="parameters without batch normalization",
-        color_family="feddyn",
         dp_sgd=True,
     )
 

@@ -112,7 +112,6 @@ class FedDF(ParameterStrategy):
         ),
         needs=(Need.PUBLIC_DATA_ON_SERVER,),
         settings_type=FedDFSettings,
-        color_family="fedmd",
         dp_sgd=True,
         trains_new_clients=False,
     )

@@ -76,7 +76,6 @@ class FedDyn(ParameterStrategy):
             arxiv="2111.04263",
         ),
         settings_type=FedDynSettings,
-        color_family="feddyn",
         dp_sgd=True,
         trains_new_clients=False,
     )

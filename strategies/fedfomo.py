@@ -185,7 +185,6 @@ class FedFomo(LibraryStrategy):
         exchanged="parameters and gains of others",
         needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
         settings_type=FedFomoSettings,
-        color_family="hypcluster",
         averages_parameters=False,
     )
     settings: FedFomoSettings

@@ -132,7 +132,6 @@ class FedGen(ParameterStrategy):
         ),
         exchanged="parameters and a generator",
         settings_type=FedGenSettings,
-        color_family="feddyn",
         trains_new_clients=False,
     )
     settings: FedGenSettings

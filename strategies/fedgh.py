@@ -95,7 +95,6 @@ class FedGH(ClassMeanStrategy):
         ),
         exchanged="class-mean features and a head",
         settings_type=FedGHSettings,
-        color_family="fedproto",
         second_evaluation="received",
     )
     settings: FedGHSettings

@@ -83,7 +83,6 @@ class FedKD(SharedModelStrategy):
         ),
         exchanged="compressed parameters of a shared model",
         settings_type=FedKDSettings,
-        color_family="fml",
         dp_sgd=True,
     )
 

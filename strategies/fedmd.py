@@ -48,7 +48,6 @@ class FedMD(SoftPredictionStrategy):
             arxiv="1910.03581",
         ),
         settings_type=TeacherSettings,
-        color_family="fedmd",
         dp_sgd=True,
         takes_estimators=True,
         train_metrics=DISTILLATION_METRICS,

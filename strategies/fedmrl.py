@@ -83,7 +83,6 @@ class FedMRL(SharedModelStrategy):
         ),
         exchanged="parameters of a shared model",
         settings_type=FedMRLSettings,
-        color_family="fedmrl",
         dp_sgd=True,
     )
     settings: FedMRLSettings

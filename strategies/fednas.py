@@ -71,7 +71,6 @@ class FedNAS(ParameterStrategy):
             arxiv="2004.08546",
         ),
         settings_type=FedNASSettings,
-        color_family="persfl",
         trains_new_clients=False,
     )
     settings: FedNASSettings

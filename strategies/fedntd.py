@@ -54,6 +54,5 @@ class FedNTD(ParameterStrategy):
             arxiv="2106.03097",
         ),
         settings_type=FedNTDSettings,
-        color_family="fedmd",
         trains_new_clients=False,
     )

@@ -46,7 +46,6 @@ class FedPer(ParameterStrategy):
         ),
         exchanged="parameters of the body",
         settings_type=FedPerSettings,
-        color_family="fml",
         dp_sgd=True,
     )
 

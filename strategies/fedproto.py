@@ -115,7 +115,6 @@ class FedProto(ClassMeanStrategy):
         ),
         exchanged="class-mean features",
         settings_type=FedProtoSettings,
-        color_family="fedproto",
         evaluates_trained_model=False,
     )
     settings: PrototypeSettings

@@ -49,7 +49,6 @@ class FedProx(ParameterStrategy):
             arxiv="1812.06127",
         ),
         settings_type=FedProxSettings,
-        color_family="fedavg",
         dp_sgd=True,
         trains_new_clients=False,
     )

@@ -51,7 +51,6 @@ class FedRep(ParameterStrategy):
         ),
         exchanged="parameters of the body",
         settings_type=FedRepSettings,
-        color_family="per-fedavg",
     )
 
     @classmethod

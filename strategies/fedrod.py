@@ -36,7 +36,6 @@ class FedRoD(ParameterStrategy):
             year=2022,
             arxiv="2107.00778",
         ),
-        color_family="apfl",
         second_evaluation="",
         train_metrics=(TRAIN_LOSS,),
         evaluation_metrics=(GLOBAL_ACCURACY,),

@@ -103,7 +103,6 @@ class FeSEM(ClusteredStrategy):
             arxiv="2005.01026",
         ),
         settings_type=FeSEMSettings,
-        color_family="hypcluster",
         dp_sgd=True,
     )
     settings: FeSEMSettings

@@ -55,6 +55,5 @@ class FML(SharedModelStrategy):
         ),
         exchanged="parameters of a shared model",
         settings_type=FMLSettings,
-        color_family="fml",
         dp_sgd=True,
     )

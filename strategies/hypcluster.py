@@ -42,7 +42,6 @@ class HypCluster(ClusteredStrategy):
             arxiv="2002.10619",
         ),
         settings_type=HypClusterSettings,
-        color_family="hypcluster",
         trains_new_clients=False,
     )
     settings: HypClusterSettings

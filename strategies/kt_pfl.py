@@ -210,7 +210,6 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     record = SoftPredictionStrategy.record.derived(
         paper=replace(PAPER, part="§5.1"),
         settings_type=TeacherSettings,
-        color_family="kt-pfl",
         train_metrics=DISTILLATION_METRICS,
     )
     settings: TeacherSettings

@@ -112,7 +112,6 @@ class KTpFLParams(ParameterStrategy):
     record = ParameterStrategy.record.derived(
         paper=replace(PAPER, part="appendix C"),
         settings_type=KTpFLParamsSettings,
-        color_family="kt-pfl",
         dp_sgd=True,
         evaluates_trained_model=True,
         second_evaluation="received",

@@ -47,7 +47,6 @@ class LGFedAvg(PersonalizedStrategy):
         ),
         exchanged="heads",
         settings_type=LGFedAvgSettings,
-        color_family="fml",
         dp_sgd=True,
         averages_parameters=True,
         evaluates_trained_model=False,

@@ -12,7 +12,6 @@ class Local(PersonalizedStrategy):
     record = PersonalizedStrategy.record.derived(
         paper=None,
         exchanged="nothing",
-        color_family="local",
         dp_sgd=True,
         takes_estimators=True,
     )

@@ -59,6 +59,5 @@ class MOON(ParameterStrategy):
             arxiv="2103.16257",
         ),
         settings_type=MOONSettings,
-        color_family="apfl",
         trains_new_clients=False,
     )

@@ -66,6 +66,5 @@ class PerFedAvg(ParameterStrategy):
             arxiv="2002.07948",
         ),
         settings_type=PerFedAvgSettings,
-        color_family="per-fedavg",
         trains_new_clients=False,
     )

@@ -158,7 +158,6 @@ class PerFedCKT(SoftPredictionStrategy):
             arxiv="2109.08119",
         ),
         settings_type=PerFedCKTSettings,
-        color_family="perfed-ckt",
         dp_sgd=True,
         takes_estimators=True,
         train_metrics=(

@@ -203,7 +203,6 @@ class PersFL(FedAvg):
         paper=PAPER,
         needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
         settings_type=PersFLSettings,
-        color_family="persfl",
         trains_new_clients=True,
         keeps_global_models=True,
         second_evaluation="",

@@ -102,7 +102,6 @@ class PFedGraph(MixtureStrategy):
             year=2023,
         ),
         settings_type=PFedGraphSettings,
-        color_family="feddyn",
         dp_sgd=True,
     )
     matrix_name = "graph"

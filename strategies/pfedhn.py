@@ -217,7 +217,6 @@ class PFedHN(ParameterStrategy):
             arxiv="2103.04628",
         ),
         settings_type=PFedHNSettings,
-        color_family="fedkma",
         dp_sgd=True,
         averages_parameters=False,
     )

@@ -66,7 +66,6 @@ class PFedMe(ParameterStrategy):
         ),
         needs=(Need.ONE_ARCHITECTURE, Need.PLAIN_DESCENT),
         settings_type=PFedMeSettings,
-        color_family="per-fedavg",
         second_evaluation="",
         evaluation_metrics=(GLOBAL_ACCURACY,),
     )

@@ -167,7 +167,6 @@ class PrivateKT(SoftPredictionStrategy):
         ),
         needs=(Need.PUBLIC_DATA, Need.PUBLIC_DATA_ON_SERVER),
         settings_type=PrivateKTSettings,
-        color_family="persfl",
         train_metrics=(),
     )
     settings: PrivateKTSettings

@@ -105,7 +105,6 @@ class Scaffold(ParameterStrategy):
         exchanged="parameters and control variates",
         needs=(Need.ONE_ARCHITECTURE, Need.PLAIN_DESCENT),
         settings_type=ScaffoldSettings,
-        color_family="fedavg",
         dp_sgd=True,
         trains_new_clients=False,
     )

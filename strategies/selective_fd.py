@@ -127,7 +127,6 @@ class SelectiveFD(SoftPredictionStrategy):
             arxiv="2304.01731",
         ),
         settings_type=SelectiveFDSettings,
-        color_family="perfed-ckt",
         train_metrics=DISTILLATION_METRICS,
     )
     settings: SelectiveFDSettings

@@ -124,7 +124,6 @@ class Spider(ParameterStrategy):
         ),
         needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
         settings_type=SpiderSettings,
-        color_family="fedkma",
         evaluates_trained_model=True,
         second_evaluation="",
         train_metrics=(TRAIN_LOSS, Metric("operations", low=0)),

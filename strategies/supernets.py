@@ -73,7 +73,7 @@ class SupernetStrategy(ParameterStrategy):
     A method overrides `sharing_rows` and `new_sharing_rows`, the weights of the mixtures.
     """
 
-    record = ParameterStrategy.record.derived(settings_type=SearchSettings, color_family="fedkma")
+    record = ParameterStrategy.record.derived(settings_type=SearchSettings)
     settings: SearchSettings
     state: SupernetState
 

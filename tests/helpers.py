@@ -13,7 +13,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client, train_together
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import serve
 from fedkd_flwr.training.suspension import SuspendedClient

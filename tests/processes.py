@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from fedkd_flwr.engines.app_files import copy_app
+from fedkd_flwr.engines.superlink import copy_app
 
 MARK = "STARTED_BY_THE_TEST"
 """A variable of the environment that all children inherit."""

@@ -14,7 +14,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines.doctor import check_node
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import require_simulated, serve, with_connected_clients
 from strategies.core.replies import TooFewRepliesError

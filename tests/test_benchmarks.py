@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks import gpu, pairs, rounds
-from benchmarks.bare import BareClient, bare_round, bare_training
+from benchmarks.bare import BareClient, bare_round, bare_training, settings_for
 from benchmarks.cohort import Clients
-from benchmarks.images import settings_for
+from benchmarks.pairs import three_digits
 from benchmarks.records import Record, current_conditions, read_records, save_record
-from benchmarks.table import three_digits
 from fedkd_flwr.config import read_config
 from fedkd_flwr.custom_objects.naming import name_objects
 from fedkd_flwr.data.clients import load_client

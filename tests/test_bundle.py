@@ -17,13 +17,13 @@ from processes import app_folder
 from test_engines import assert_same_numbers
 
 import fedkd_flwr
-from fedkd_flwr.engines import app_files
+import fedkd_flwr.engines.superlink as superlinks
 from fedkd_flwr.engines.superlink import superlink
 from fedkd_flwr.runs import load_run
 
 ROOT = Path(__file__).parent.parent
 FLWR = Path(sys.executable).parent / "flwr"
-MOST_FILES = 830
+MOST_FILES = 800
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def test_environments_and_hidden_folders_are_not_copied(tmp_path, monkeypatch):
         (clone / name).write_text("")
     (clone / ".gitignore").write_text("/runs/\n")
     (clone / "linked.py").symlink_to(clone / "package" / "module.py")
-    monkeypatch.setattr(app_files, "APP_FOLDER", clone)
-    copy = app_files.copy_app(tmp_path / "copy")
+    monkeypatch.setattr(superlinks, "APP_FOLDER", clone)
+    copy = superlinks.copy_app(tmp_path / "copy")
     copied = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     assert copied == {".gitignore", "pyproject.toml", "package/module.py"}
 

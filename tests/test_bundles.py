@@ -8,7 +8,7 @@ import pytest
 from flwr.cli.build import build_fab_from_files
 from typer.testing import CliRunner
 
-from fedkd_flwr.bundles import guard, superexec
+from fedkd_flwr.bundles import forking, guard
 from fedkd_flwr.bundles.approved import (
     BundleError,
     approve,
@@ -212,10 +212,10 @@ def test_the_superexec_asks_for_client_apps_alone(monkeypatch):
     commands = dict(flower.TASK_TYPE_TO_COMMAND)
     monkeypatch.setitem(vars(flower), "TASK_TYPE_TO_COMMAND", commands)
     monkeypatch.setitem(vars(flower), "flower_superexec", lambda: asked.extend(sys.argv))
-    superexec.run_superexec(["--insecure"], fresh_processes=True)
+    forking.run_superexec(["--insecure"], fresh_processes=True)
     assert asked == ["flower-superexec", "--insecure"]
     assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
-    assert commands == {types.CLIENT_APP: superexec.CLIENT_APP_PROGRAM}
+    assert commands == {types.CLIENT_APP: forking.CLIENT_APP_PROGRAM}
     plugin = flower.AutoExecPlugin("127.0.0.1:1", True, None, executor=SimpleNamespace())
     assert plugin.supported_task_types == {types.CLIENT_APP}
 

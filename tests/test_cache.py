@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from fedkd_flwr.cli import app
 from fedkd_flwr.data import cache, sources, storage
-from fedkd_flwr.data.number_of_classes import count_classes
-from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
+from fedkd_flwr.data.sources import count_classes, load_images, load_labels, load_node_data
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 LABELS = np.arange(12) % 10

@@ -14,10 +14,9 @@ import fedkd_flwr
 from fedkd_flwr.cli import app
 from fedkd_flwr.cli.options import read_choices
 from fedkd_flwr.config import known_names
-from fedkd_flwr.config.presets import find_preset, find_sweep
 from fedkd_flwr.config.settings_reference import settings_reference
 from fedkd_flwr.config.suggestions import COMMON_WORDS, OPTIONS
-from fedkd_flwr.config.toml_files import read_toml
+from fedkd_flwr.config.toml_files import find_preset, find_sweep, read_toml
 from fedkd_flwr.engines import simulation
 from fedkd_flwr.methods import METHODS
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.registry import MODELS

@@ -7,10 +7,9 @@ import pytest
 import torch
 from helpers import image_rows, png, write_image_folder, write_parquet
 
-from fedkd_flwr.data.changed_folders import forget_data
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.data.content_split import Grouping, parts_by_content
-from fedkd_flwr.data.registry import DataError
+from fedkd_flwr.data.registry import DataError, forget_data
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (120, 8, 8), dtype=np.uint8)

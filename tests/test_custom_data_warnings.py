@@ -14,8 +14,8 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.custom_objects.importing import HELD
 from fedkd_flwr.data import sources
 from fedkd_flwr.data import warnings as warnings_module
-from fedkd_flwr.data.number_of_classes import count_classes
 from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.data.sources import count_classes
 from fedkd_flwr.data.warnings import warnings_about_data
 from fedkd_flwr.models.build import build_model, fitting_models, returns_probabilities
 

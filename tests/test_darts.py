@@ -9,13 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedkd_flwr.clients.supernets import split_parameters
-from fedkd_flwr.models.darts.derivation import derive_genotype
 from fedkd_flwr.models.darts.fixed import FixedNetwork
-from fedkd_flwr.models.darts.genotype import Choice, Genotype
+from fedkd_flwr.models.darts.genotype import Choice, Genotype, SearchSpace
 from fedkd_flwr.models.darts.operations import HalvedResolution, build_operation
-from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import OPERATIONS, SupernetSettings
-from fedkd_flwr.models.darts.supernet import MixedOperation, Supernet
+from fedkd_flwr.models.darts.supernet import MixedOperation, Supernet, derive_genotype
 
 DIGITS = (1, 28, 28)
 COLORS = (3, 32, 32)

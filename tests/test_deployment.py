@@ -14,8 +14,8 @@ from test_faults import predictions, with_entry
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.export import exported_models
-from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS

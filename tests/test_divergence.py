@@ -8,12 +8,11 @@ from helpers import client_of
 from torch import nn
 
 from fedkd_flwr.memory import Memory
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.cohort import train_together
-from fedkd_flwr.training.divergence import undone_if_it_diverges
-from fedkd_flwr.training.jobs import TrainJob
+from fedkd_flwr.training.jobs import TrainJob, undone_if_it_diverges
 from fedkd_flwr.training.loop import DivergedError
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer

@@ -7,10 +7,10 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from helpers import run_with
 
+from fedkd_flwr import grids
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.grids import fast_polling, in_process
-from fedkd_flwr.grids.base import DurationEstimate, duration
-from fedkd_flwr.grids.fast_polling import FastPollingGrid
+from fedkd_flwr.engines import in_process
+from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, duration
 
 
 def announced(logged):
@@ -69,7 +69,7 @@ def test_an_in_process_run_logs_the_estimate_after_the_first_client(
 
 def test_a_federation_logs_the_estimate_after_the_first_exchange(logged, monkeypatch):
     clock = SlowClock()
-    monkeypatch.setattr(fast_polling, "time", clock)
+    monkeypatch.setattr(grids, "time", clock)
 
     def push_messages(messages):
         for number, message in enumerate(messages):

@@ -7,7 +7,7 @@ import pytest
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.runs import RunDirectoryError, load_run, provenance
 from fedkd_flwr.runs.provenance import other_major_versions
 

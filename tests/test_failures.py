@@ -11,7 +11,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from strategies.core.replies import TooFewRepliesError
 
 SHAPE = (40, 10)

@@ -21,7 +21,7 @@ from fedkd_flwr import files
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import flower_log_level
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.memory import MemoryFolder, forget_old_runs
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError, lock
 from fedkd_flwr.runs import directory as directory_module

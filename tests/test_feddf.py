@@ -14,7 +14,7 @@ import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.data.registry import DataError
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.server_app import main
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core.client_info import ClientInfo

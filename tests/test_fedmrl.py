@@ -14,7 +14,7 @@ from fedkd_flwr.analysis.cross import cross
 from fedkd_flwr.clients.fedmrl import FusedPair
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.features import with_common_width
 from fedkd_flwr.models.model_pool import Architecture
 

@@ -7,8 +7,7 @@ from helpers import Witness, reply_with, run_with, state_of
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.training.prototype_generator import margin_loss
-from fedkd_flwr.training.server_models import RunModels
+from fedkd_flwr.training.server_models import RunModels, margin_loss
 from strategies.core.plan import RunPlan
 from strategies.fedtgp import FedTGP, FedTGPSettings, adaptive_margin
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedkd_flwr.training.fine_tuning import keep_best_epoch
-from fedkd_flwr.training.loop import DivergedError
+from fedkd_flwr.training.loop import DivergedError, keep_best_epoch
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedkd_flwr.engines import superlink
-from fedkd_flwr.grids.fast_polling import LONGEST_PAUSE, SHORTEST_PAUSE, FastPollingGrid
+from fedkd_flwr.grids import LONGEST_PAUSE, SHORTEST_PAUSE, FastPollingGrid
 
 
 class SlowNodes:

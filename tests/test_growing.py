@@ -11,9 +11,15 @@ from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.sources import load_images
-from fedkd_flwr.grids.fast_polling import FastPollingGrid
-from fedkd_flwr.grids.in_process import InProcessGrid
-from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run, newcomers, read_checkpoint
+from fedkd_flwr.engines.in_process import InProcessGrid
+from fedkd_flwr.grids import FastPollingGrid
+from fedkd_flwr.runs import (
+    DamagedRunError,
+    RunDirectoryError,
+    continuing,
+    load_run,
+    read_checkpoint,
+)
 from fedkd_flwr.runs.reading import in_one_shape
 from fedkd_flwr.server_app import check_run
 from strategies.core.growing import padded, with_equal_weights, with_means
@@ -329,7 +335,7 @@ def test_newcomers_whose_rows_are_lost_join_again(small, tmp_path, silos, monkey
     settings = persfl_of(small, tmp_path)
     run_with(client_app, settings, tmp_path / "run", node_configs=silos)
     with monkeypatch.context() as patch:
-        patch.setattr(newcomers, "write_text", full)
+        patch.setattr(continuing, "write_text", full)
         with pytest.raises(RunDirectoryError, match="No space left"):
             received(settings, tmp_path, silos)
     assert load_run(tmp_path / "run").finished

@@ -13,7 +13,7 @@ from helpers import most_of_them_slow
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
 from strategies.core.method_record import Need
@@ -186,6 +186,8 @@ def run_among(app, strategy, small, path, rounds=ROUNDS):
         "num-server-rounds": rounds,
         "measures": "calibration,classes",
         "output-dir": str(path),
+        # Its randomized response is secret otherwise, and differs between runs.
+        **({"soft-predictions.noise-seed": 0} if strategy == "privatekt" else {}),
     }
     configuration = read_config(flat)
     return serve(InProcessGrid(app, CLIENTS, configuration.flat()), configuration)

@@ -7,8 +7,7 @@ from PIL import Image
 
 import fedkd_flwr
 from fedkd_flwr.data import sources
-from fedkd_flwr.data.changed_folders import forget_data
-from fedkd_flwr.data.registry import DataError, DataFormat
+from fedkd_flwr.data.registry import DataError, DataFormat, forget_data
 from fedkd_flwr.data.sources import load_images, load_node_data
 
 BRIGHTNESS = {"cat": 10, "dog": 100, "horse": 200}

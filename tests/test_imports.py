@@ -136,7 +136,7 @@ def test_a_run_in_one_process_loads_no_server_of_flower(tmp_path):
     loaded = loaded_by(
         f"import fedkd_flwr\nfedkd_flwr.run({settings!r}, output_dir={str(tmp_path / 'run')!r})"
     )
-    assert "fedkd_flwr.grids.in_process" in loaded
+    assert "fedkd_flwr.engines.in_process" in loaded
     servers = {"flwr.superlink.grid", "fastapi", "uvicorn", "sqlalchemy", "alembic"}
     assert loaded & servers == set()
 

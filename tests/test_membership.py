@@ -13,7 +13,7 @@ from helpers import run_with
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.engines import InProcessGrid
-from fedkd_flwr.grids.fast_polling import FastPollingGrid, SimulationGrid
+from fedkd_flwr.grids import FastPollingGrid, SimulationGrid
 from fedkd_flwr.memory import round_of
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import Membership

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 import fedkd_flwr
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.memory import (
     DamagedMemoryError,
     Memory,

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedkd_flwr.models.assignment import ASSIGNMENTS, assign_models
 from fedkd_flwr.models.build import build_model, num_parameters
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
 from fedkd_flwr.models.layers import HalvingMaxPool2d, head_of, layers_of
 from fedkd_flwr.models.registry import MODELS

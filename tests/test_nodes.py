@@ -12,7 +12,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.nodes import nodes_table, progress
 from fedkd_flwr.cli import app
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.runs import load_run
 
 

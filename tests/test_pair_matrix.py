@@ -8,7 +8,7 @@ from helpers import random_simplex, reply_with
 
 import fedkd_flwr
 from fedkd_flwr.runs import load_run
-from fedkd_flwr.runs.errors import DamagedRunError
+from fedkd_flwr.runs.folders import DamagedRunError
 from strategies.core.client_info import ClientInfo
 from strategies.core.mixing import weighted_mean
 from strategies.core.pair_matrix import STARTS, PairMatrix, whole_of

@@ -8,7 +8,7 @@ from test_comparison import write_run
 from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.pairs import matrix_of_pairs, notes_on_pairs
+from fedkd_flwr.analysis.effects import matrix_of_pairs, notes_on_pairs
 from fedkd_flwr.cli import app
 
 GAINS = {"local": 0.0, "kt-pfl": 0.1, "fedavg": 0.001}

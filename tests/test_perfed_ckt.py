@@ -15,7 +15,7 @@ import fedkd_flwr
 from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.config.toml_files import read_toml
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.client_info import ClientInfo

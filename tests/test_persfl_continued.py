@@ -15,8 +15,8 @@ from fedkd_flwr.clients.persfl import PersFLClient
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.engines.starting import resumed
-from fedkd_flwr.grids.in_process import InProcessGrid
 from fedkd_flwr.memory import PROGRESS
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import serve

@@ -14,7 +14,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from strategies.core.plan import RunPlan
 from strategies.kt_pfl import KTpFL, KTpFLSettings
 from strategies.persfl import PAIRS, PERSONALIZE, PersFL, PersFLSettings

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgba
 
 import fedkd_flwr
 from fedkd_flwr import plots
-from fedkd_flwr.analysis import figures, line_styles
+from fedkd_flwr.analysis import figures
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.registry import DataError
@@ -69,7 +69,7 @@ def test_accuracy_over_rounds_has_a_line_per_method_and_bands_over_seeds(compari
     assert len(axes.collections) == 2  # perfed-ckt has one seed and no band
     assert axes.get_xlabel() == "Round"
     assert len({line.get_color() for line in axes.lines}) == 3
-    assert {line.get_color() for line in axes.lines} <= set(line_styles.COLORS)
+    assert {line.get_color() for line in axes.lines} <= set(figures.COLORS)
 
 
 def changed(run, **tables):
@@ -252,7 +252,7 @@ def test_clusters_are_drawn_by_client_and_round_in_palette_colors(runs):
     np.testing.assert_array_equal(image.get_array(), followed[:, ::-1].T)
     absent, first = image.cmap(image.norm([-1, 0]))
     assert tuple(absent) == to_rgba(plots.axes.ABSENT)
-    assert tuple(first) == to_rgba(line_styles.COLORS[0])
+    assert tuple(first) == to_rgba(figures.COLORS[0])
 
 
 def test_clusters_keep_their_numbers_when_k_means_renumbers_them():
@@ -341,35 +341,9 @@ def styles_of(groups, comparison):
     return {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
 
 
-def test_a_method_has_the_same_style_in_every_comparison(comparison, runs):
-    together = styles_of(comparison.groups, comparison)
-    assert styles_of({"kt-pfl": [runs["kt-pfl", 0]]}, comparison)["kt-pfl"] == together["kt-pfl"]
-    assert styles_of({"local": [runs["local", 1]]}, comparison)["local"] == together["local"]
-    assert together["local"][0] == "#000000"
-
-
-def test_settings_of_one_method_have_different_colors(comparison, runs):
-    run = runs["perfed-ckt", 0]
-    groups = {f"perfed-ckt (clusters={c})": [run] for c in (1, 2, 3)}
-    styles = styles_of({**groups, "local": [runs["local", 0]]}, comparison)
-    assert len({color for color, _ in styles.values()}) == 4
-    assert styles["local"] == styles_of(comparison.groups, comparison)["local"]
-
-
-def test_every_family_has_a_color_and_every_member_a_line_style():
-    assert len(line_styles.FAMILIES) == len(line_styles.COLORS)
-    of_methods = line_styles.family_styles()
-    assert set(of_methods) == set(fedkd_flwr.METHODS)
-    assert len(set(of_methods.values())) == len(of_methods)
-    assert max(line for _, line in of_methods.values()) < len(line_styles.LINES)
-    assert of_methods["kt-pfl"][0] == of_methods["sim-pfl"][0] != of_methods["fedmd"][0]
-
-
-def test_a_method_without_family_has_an_unused_color(comparison, runs, monkeypatch):
-    strategy = fedkd_flwr.METHODS["perfed-ckt"].strategy
-    monkeypatch.setattr(strategy, "record", strategy.record.derived(color_family=""))
-    styles = styles_of(comparison.groups, comparison)
-    assert len({color for color, _ in styles.values()}) == len(styles)
+def test_every_group_of_a_large_comparison_has_a_style_of_its_own(comparison, runs):
+    groups = {f"kt-pfl {i}": [runs["kt-pfl", 0]] for i in range(56)}
+    assert len(set(styles_of(groups, comparison).values())) == 56
 
 
 def test_a_long_legend_increases_the_figure_height_not_the_axes(comparison, runs):
@@ -399,7 +373,7 @@ def test_accuracy_is_in_percent_and_gain_in_points(comparison):
 @pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_figures_are_written_as_svg_and_pdf(comparison, tmp_path, file_format, start):
     figures = [("accuracy", plots.plot_accuracy_over_rounds(comparison))]
-    (path,) = plots.files.write_figures(figures, tmp_path, file_format)
+    (path,) = plots.axes.write_figures(figures, tmp_path, file_format)
     assert path.name == f"accuracy.{file_format}" and path.read_bytes().startswith(start)
     with pytest.raises(ConfigError, match="choose one of png, svg, pdf"):
         plots.save_figures(comparison, tmp_path, "bmp")

@@ -31,7 +31,7 @@ from fedkd_flwr.clients.policy import (
 from fedkd_flwr.clients.privacy_ledger import DamagedLedgerError, PrivacyLedger
 from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import named_code, read_config
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import REGISTERED
 from strategies.base import PersonalizedStrategy
 from strategies.core.privacy import privacy_spent

@@ -9,7 +9,7 @@ import fedkd_flwr
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.features import fold_into, with_common_width
 from fedkd_flwr.training.loop import computing_in
 

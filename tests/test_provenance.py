@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 import fedkd_flwr
-from fedkd_flwr.analysis.provenance import notes_on_provenance
+from fedkd_flwr.analysis.notes import notes_on_provenance
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grids.fast_polling import FastPollingGrid, SimulationGrid
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
+from fedkd_flwr.grids import FastPollingGrid, SimulationGrid
 from fedkd_flwr.runs import load_run, provenance
 from fedkd_flwr.server_app import serve
 

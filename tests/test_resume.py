@@ -13,7 +13,7 @@ from fedkd_flwr.clients.request import Request
 from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models import model_pool
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError, directory

@@ -8,7 +8,7 @@ from conftest import SMALL
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.evaluations import new_client_accuracies
+from fedkd_flwr.analysis.groups import new_client_accuracies
 from fedkd_flwr.analysis.second_evaluation import at_best_evaluations, at_second_evaluation
 from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import Evaluations

@@ -10,10 +10,9 @@ import torch
 from helpers import image_rows, write_image_folder, write_parquet
 from PIL import Image
 
-from fedkd_flwr.data.bundled_digits import bundled_digits
 from fedkd_flwr.data.decoding import convert_images, to_float
 from fedkd_flwr.data.registry import DATASETS, DataError
-from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
+from fedkd_flwr.data.sources import bundled_digits, load_images, load_labels, load_node_data
 
 TINY = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 TINY_LABELS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])

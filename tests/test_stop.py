@@ -11,14 +11,13 @@ import pytest
 from processes import FLWR, MARK, app_folder, output_of, started_by, stop_all, wait_until
 from typer.testing import CliRunner
 
+import fedkd_flwr.engines.superlink as superlinks
 from fedkd_flwr.cli import app
-from fedkd_flwr.engines import background_superlink
-from fedkd_flwr.engines.background_superlink import is_background_superlink
-from fedkd_flwr.engines.superlink import free_port, superlink
+from fedkd_flwr.engines.superlink import free_port, is_background_superlink, superlink
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(sys.executable).parent
-PORT = background_superlink.LOCAL_SUPERLINK_HTTP_API_PORT
+PORT = superlinks.LOCAL_SUPERLINK_HTTP_API_PORT
 MANAGED = (
     "/venv/bin/python /venv/bin/flower-superlink --insecure --simulation --isolation subprocess "
     f"--control-api-address 127.0.0.1:39093 --host 127.0.0.1 --port {PORT} "
@@ -65,7 +64,7 @@ def test_other_command_lines_are_not_recognized(command_line):
 
 
 def test_nothing_to_stop_is_no_error(monkeypatch):
-    monkeypatch.setattr(background_superlink.psutil, "process_iter", lambda names: [])
+    monkeypatch.setattr(superlinks.psutil, "process_iter", lambda names: [])
     assert (
         fedkd_stop() == f"No background SuperLink of `flwr run` is running on 127.0.0.1:{PORT}.\n"
     )
@@ -74,9 +73,7 @@ def test_nothing_to_stop_is_no_error(monkeypatch):
 def test_the_process_is_stopped_and_its_neighbor_is_not(monkeypatch):
     mine, other = start_idle("mine"), start_idle("other")
     try:
-        monkeypatch.setattr(
-            background_superlink, "is_background_superlink", lambda line: "mine" in line
-        )
+        monkeypatch.setattr(superlinks, "is_background_superlink", lambda line: "mine" in line)
         stopped = f"Stopped the SuperLink on 127.0.0.1:{PORT} (process {mine.pid}).\n"
         assert fedkd_stop() == stopped
         assert mine.wait() != 0 and other.poll() is None
@@ -90,7 +87,7 @@ def test_a_process_of_another_user_is_refused_in_one_sentence(monkeypatch):
     def refuse():
         raise psutil.AccessDenied(7)
 
-    monkeypatch.setattr(background_superlink, "stop_background_superlinks", refuse)
+    monkeypatch.setattr(superlinks, "stop_background_superlinks", refuse)
     result = CliRunner().invoke(app, ["stop"])
     assert result.exit_code == 1
     assert "Process 7, the SuperLink on" in result.stderr and "permission denied" in result.stderr
@@ -125,8 +122,8 @@ def test_the_superlink_of_flwr_run_is_stopped_and_that_of_a_simulation_is_not(
             told = typed(sys.executable, "-m", "fedkd_flwr.cli", "stop")
             assert told.startswith(f"Stopped the SuperLink on 127.0.0.1:{port} (process ")
             wait_until(lambda: not started_by(mark), 30)
-            monkeypatch.setattr(background_superlink, "LOCAL_SUPERLINK_HTTP_API_PORT", port)
-            assert background_superlink.stop_background_superlinks() == []
+            monkeypatch.setattr(superlinks, "LOCAL_SUPERLINK_HTTP_API_PORT", port)
+            assert superlinks.stop_background_superlinks() == []
             running = of_simulation["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]
             # psutil gives None for a process that it may not read, or that has just ended.
             command_lines = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]

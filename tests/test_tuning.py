@@ -27,7 +27,7 @@ from fedkd_flwr.cli import app
 from fedkd_flwr.cli.tuning import answer
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.custom_objects.registering import register
+from fedkd_flwr.custom_objects.naming import register
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import client_parts
 from fedkd_flwr.methods import METHODS
@@ -36,13 +36,13 @@ from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import Tuned, tune
 from fedkd_flwr.tuning import study as studies
-from fedkd_flwr.tuning.budget import steps_of_local
 from fedkd_flwr.tuning.halving import (
     bracket_cost,
     largest_bracket,
     number_continuing,
     ranked,
     rungs_of,
+    steps_of_local,
 )
 from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
 from fedkd_flwr.tuning.trial_runs import TrialRuns

@@ -18,7 +18,7 @@ from test_engines import assert_same_new_clients
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
-from fedkd_flwr.grids.in_process import InProcessGrid
+from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
 
 pytestmark = pytest.mark.slow

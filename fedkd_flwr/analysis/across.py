@@ -15,10 +15,9 @@ import pandas as pd
 from scipy import stats
 
 from fedkd_flwr.analysis.columns import MISSING, REFERENCE, points
-from fedkd_flwr.analysis.comparison import Comparison, compare
+from fedkd_flwr.analysis.comparison import Comparison, by_short_name, compare
+from fedkd_flwr.analysis.effects import FEWEST_METHODS
 from fedkd_flwr.analysis.groups import labels_by_method
-from fedkd_flwr.analysis.loading import by_short_name
-from fedkd_flwr.analysis.pairs import FEWEST_METHODS
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.significance import LEVEL, holm
@@ -93,19 +92,9 @@ def compare_across(
 ) -> Across:
     """Compare methods over several folders of runs, each on its own data.
 
-    Parameters
-    ----------
-    folders : sequence of path
-        One comparison each.
-    against : str
-        The method that wins are counted over.
-    per_seed : bool
-        Whether each seed of a folder is a unit of its own, or the mean over its seeds.
-
-    Raises
-    ------
-    ConfigError
-        If there are fewer than two units, or no method besides the reference is in all.
+    `per_seed` makes each seed of a folder a unit of its own, instead of the mean over its seeds.
+    Raises `ConfigError` if there are fewer than two units, or no method besides the reference is in
+    all.
     """
     comparisons = {name: compare(folder) for name, folder in by_short_name(folders).items()}
     return across_of(comparisons, against, per_seed)

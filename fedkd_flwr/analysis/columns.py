@@ -61,18 +61,9 @@ COST = "Cost"
 class Column:
     """A column of a comparison's table.
 
-    Attributes
-    ----------
-    name : str
-        Its name in the table of means over seeds.
-    template : str
-        The heading, with ``{reference}`` for what methods are compared with.
-    write : callable
-        Returns a number of the column as text.
-    topic : str
-        Caption of the report's table that has the column: all columns are too wide for a page.
-    left_out : int
-        Place in the order in which a narrow terminal leaves columns out; 0 for never.
+    The `template` is the heading, with ``{reference}``; the `topic` is the caption of the report's
+    table that has the column. A narrow terminal leaves columns out in the order of `left_out`, 0
+    for never.
     """
 
     name: str

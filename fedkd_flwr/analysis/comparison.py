@@ -22,15 +22,18 @@ from fedkd_flwr.analysis.effects import (
     with_harm,
 )
 from fedkd_flwr.analysis.groups import grouped
-from fedkd_flwr.analysis.loading import load_runs
-from fedkd_flwr.analysis.notes import notes_on_evaluations, notes_on_groups, notes_on_seconds
-from fedkd_flwr.analysis.provenance import notes_on_provenance
+from fedkd_flwr.analysis.harm import with_safeguards
+from fedkd_flwr.analysis.notes import (
+    notes_on_evaluations,
+    notes_on_groups,
+    notes_on_provenance,
+    notes_on_seconds,
+)
 from fedkd_flwr.analysis.ranking import reading_order
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.safeguard_criterion import notes_on_safeguards
-from fedkd_flwr.analysis.safeguards import with_safeguards
 from fedkd_flwr.analysis.second_evaluation import at_best_evaluations
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
@@ -41,7 +44,7 @@ from fedkd_flwr.analysis.significance import Effect
 from fedkd_flwr.analysis.targets import check_target, notes_on_target
 from fedkd_flwr.analysis.verdicts import basis_of, verdicts, verdicts_on_new_clients
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.runs import Run
+from fedkd_flwr.runs import DamagedRunError, Run, RunDirectoryError, absolute, load_run
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -226,3 +229,69 @@ def _notes_on_unfinished(runs: Iterable[Run]) -> list[str]:
         for run in runs
         if not run.finished
     ]
+
+
+def by_short_name(folders: Iterable[str | Path]) -> dict[str, Path]:
+    """Return folders by their last names, with as many parents as tell them apart.
+
+    A folder that is given twice counts once.
+    """
+    paths = list(dict.fromkeys(absolute(folder) for folder in folders))
+    parts, named = 0, dict[str, Path]()
+    while len(named) < len(paths):
+        parts += 1
+        named = {str(Path(*path.parts[-parts:])): path for path in paths}
+    return named
+
+
+def load_runs(
+    runs: Iterable[str | Path | Run], allow_code: str | Iterable[str] = ()
+) -> tuple[list[Run], list[str]]:
+    """Load runs, and the runs inside folders that are no run directories; each run once.
+
+    A damaged run inside a folder is skipped, and the others are loaded. Return also a sentence for
+    each skipped run. Raises `RunDirectoryError` if a path has no runs, if a run directory named by
+    its own path is damaged, or if no run is left.
+    """
+    opened: dict[Path, Run] = {}
+    notes: dict[Path, str] = {}
+    for item in runs:
+        if isinstance(item, Run):
+            item.check()
+            opened.setdefault(item.path, item)
+            continue
+        folder = absolute(item)
+        inside = sorted(file.parent for file in folder.glob("*/config.json"))
+        if (folder / "config.json").exists() or not inside:
+            _require_run(folder)
+            run = load_run(folder, allow_code)
+            opened.setdefault(run.path, run)
+            continue
+        for path in inside:
+            try:
+                run = load_run(path, allow_code)
+            except DamagedRunError as error:
+                notes[path.resolve()] = f"{path.name} is left out: {error}"
+            else:
+                opened.setdefault(run.path, run)
+    if not opened:
+        raise RunDirectoryError(" ".join(["There are no runs to compare.", *notes.values()]))
+    return list(opened.values()), list(notes.values())
+
+
+def _require_run(path: Path) -> None:
+    """Refuse a path that is no folder, and a folder of folders of runs, by what they are."""
+    if (path / "config.json").exists():
+        return
+    if not path.exists():
+        raise RunDirectoryError(f"{path} holds no run: there is no such folder.")
+    if not path.is_dir():
+        raise RunDirectoryError(
+            f"{path} holds no run: it is a file. Type the folder of a run, or one that holds runs."
+        )
+    deeper = min(path.glob("*/*/config.json"), default=None)
+    if deeper:
+        raise RunDirectoryError(
+            f"{path} holds no run, but folders of runs. Type one of these, such as "
+            f"{deeper.parent.parent}; they may be on different data."
+        )

@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from fedkd_flwr.analysis.columns import MISSING
-from fedkd_flwr.analysis.writing import written_to
+from fedkd_flwr.analysis.rendering import written_to
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, Configuration
@@ -198,10 +198,7 @@ class Cross:
 def require_format(path: Path) -> None:
     """Check that a result can be written to a file with this suffix.
 
-    Raises
-    ------
-    ConfigError
-        If the suffix is not one of `FORMATS`.
+    Raises `ConfigError` if the suffix is not one of `FORMATS`.
     """
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path} must end in {' or '.join(FORMATS)}.")

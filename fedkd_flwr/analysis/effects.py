@@ -1,32 +1,25 @@
-"""The effects of a comparison's methods: over the reference, over each other, on clients."""
+"""The effects of a comparison's methods: over the reference, over each other, on clients.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+Those over each other are also shown as a matrix of text.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedkd_flwr.analysis.columns import MISSING, points
 from fedkd_flwr.analysis.harm import FALSE_DISCOVERIES, MATTERS, harm_of, precision_of
-from fedkd_flwr.analysis.significance import Effect, effects_of
+from fedkd_flwr.analysis.significance import FEWEST_SEEDS, LEVEL, Effect, Outcome, effects_of
 
 
 def effects_on_clients(clients: pd.DataFrame, labels: Iterable[Any]) -> dict[str, Effect]:
     """Return what each method's mean gain over its reference shows.
 
-    Parameters
-    ----------
-    clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
-    labels : iterable of str
-        The methods, in the order to return them.
-
-    Returns
-    -------
-    dict of str to Effect
-        Of each method that has a run of the reference with one of its seeds; Holm's correction
-        is over these.
+    Of each method that shares a seed with the reference; Holm's correction is over these.
     """
     gains = clients.dropna(subset="gain").groupby(["method", "seed"])["gain"].mean()
     compared = set(gains.index.get_level_values("method"))
@@ -36,18 +29,8 @@ def effects_on_clients(clients: pd.DataFrame, labels: Iterable[Any]) -> dict[str
 def effects_of_pairs(clients: pd.DataFrame, labels: Sequence[str]) -> dict[tuple[str, str], Effect]:
     """Return the effect of each method over each other one, by their pair of labels.
 
-    Parameters
-    ----------
-    clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
-    labels : sequence of str
-        The methods.
-
-    Returns
-    -------
-    dict of (str, str) to Effect
-        In both directions; Holm's correction is over all pairs, each counted once. Pairs without
-        a common seed are missing.
+    In both directions; Holm's correction is over all pairs, each counted once. Pairs without a
+    common seed are missing.
     """
     accuracies = clients.pivot(
         index=["seed", "partition_id"], columns="method", values="accuracy"
@@ -77,19 +60,9 @@ def _turned(effect: Effect) -> Effect:
 def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFrame:
     """Return a table of means with what each method's gain shows, after its accuracy.
 
-    Parameters
-    ----------
-    table : DataFrame
-        Of `fedkd_flwr.analysis.results.means_over_seeds`.
-    effects : dict of str to Effect
-        By label.
-
-    Returns
-    -------
-    DataFrame
-        With ``gain``, ``gain_low``, ``gain_high``, ``p_value``, ``p_holm`` and
-        ``smallest_visible``, parts of 1, NaN where there is nothing to compare with or too few
-        seeds, and ``verdict``, an `Outcome`.
+    With ``gain``, ``gain_low``, ``gain_high``, ``p_value``, ``p_holm`` and ``smallest_visible``,
+    parts of 1, NaN where there is nothing to compare with or too few seeds, and ``verdict``, an
+    `Outcome`.
     """
     rows = {
         label: {
@@ -107,15 +80,7 @@ def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFram
 
 
 def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of means with what `fedkd_flwr.analysis.harm.harm_of` finds, if anything.
-
-    Parameters
-    ----------
-    table : DataFrame
-        One row a label.
-    clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
-    """
+    """Return a table of means with what `fedkd_flwr.analysis.harm.harm_of` finds, if anything."""
     rows = {}
     for label in table.index:
         harm = harm_of(clients[clients["method"] == label])
@@ -173,3 +138,51 @@ def _on_estimate(paired: float) -> str:
         f"{what}. Without recorded answers the noise is that of two independent models, more than "
         "there is in truth, so the true share may be larger, up to the share of clients below."
     )
+
+
+FEWEST_METHODS = 3
+"""Fewer have no pair besides that with the reference."""
+
+
+def matrix_of_pairs(pairs: Mapping[tuple[str, str], Effect], labels: Sequence[str]) -> pd.DataFrame:
+    """Return what the method of each row gains over that of each column.
+
+    A first column ``method``, then one column per method. Cells hold points, and *better* or
+    *worse* where that is shown; empty if there are fewer than `FEWEST_METHODS`.
+    """
+    if len(labels) < FEWEST_METHODS:
+        return pd.DataFrame()
+    rows = [[row, *(_cell(pairs.get((row, column))) for column in labels)] for row in labels]
+    return pd.DataFrame(rows, columns=["method", *labels])
+
+
+def rows_of_pairs(pairs: Mapping[tuple[str, str], Effect]) -> pd.DataFrame:
+    """Return a row of numbers for each pair: ``method``, ``over``, the effect and its ``verdict``.
+
+    Gains and their intervals are parts of 1.
+    """
+    return pd.DataFrame(
+        {"method": method, "over": other, **asdict(effect), "verdict": str(effect.outcome)}
+        for (method, other), effect in pairs.items()
+    )
+
+
+def notes_on_pairs(pairs: Mapping[tuple[str, str], Effect]) -> list[str]:
+    """Say what the cells hold, and over how many pairs verdicts are corrected."""
+    family = max((effect.family for effect in pairs.values()), default=0)
+    notes = ["Cells are mean gains in points of the method of the row over that of the column."]
+    if not family:
+        return [*notes, f"A verdict needs at least {FEWEST_SEEDS} common seeds."]
+    return [
+        *notes,
+        f"Better and worse are shown by paired t tests over seeds at level {LEVEL:.0%}, with "
+        f"Holm's correction over {family} pairs: fewer are shown than against one reference.",
+    ]
+
+
+def _cell(effect: Effect | None) -> str:
+    if effect is None:
+        return MISSING
+    if effect.outcome is Outcome.NOT_SHOWN:
+        return points(effect.gain)
+    return f"{points(effect.gain)} {effect.outcome}"

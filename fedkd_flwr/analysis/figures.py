@@ -10,7 +10,6 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.line_styles import COLORS, line_styles
 from fedkd_flwr.analysis.safeguard_criterion import guarded_clients
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.analysis.settings import defining_settings
@@ -19,24 +18,49 @@ from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.runs import DamagedRunError, Run
 from strategies.core.randomness import random_generator
 
+COLORS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
+    "#882255", "#999933", "#332288", "#888888", "#661100", "#9D48F2",
+    "#117733", "#000000",
+)  # fmt: skip
+"""The color-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
+Before black it has three of Tol's muted colors, gray, Tol's dark brown and green, and a violet."""
+
+MARKERS = "osD^vPX"
+LINES = ("-", "--", ":", "-.")
+"""Markers and lines, by their names in Matplotlib."""
+
 # ---- Methods ---------------------------------------------------------------------------
+
+
+def line_styles(comparison: Comparison) -> list[tuple[str, list[Run], dict[str, Any]]]:
+    """Return label, runs and line style of each group; a comparison's figures agree on them."""
+    count = len(comparison.groups)
+    return [
+        (
+            label,
+            runs,
+            {
+                "color": COLORS[i % len(COLORS)],
+                "ls": LINES[i // len(COLORS) % len(LINES)],
+                "marker": MARKERS[i % len(MARKERS)],
+                # Later lines are thinner, so that equal curves remain visible.
+                "lw": 3.0 - 1.8 * i / count,
+                "ms": 8.0 - 4.0 * i / count,
+                # About ten markers per line.
+                "markevery": 0.1,
+            },
+        )
+        for i, (label, runs) in enumerate(comparison.groups.items())
+    ]
 
 
 def accuracy_curve(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the mean over seeds of accuracy, by round.
 
     Each row is the mean over all seeds. A seed that stopped early keeps its last values, and a
-    round is left out if a seed that was still running was not evaluated in it.
-
-    Parameters
-    ----------
-    runs : sequence of Run
-        Runs of one method with the same settings, one per seed.
-
-    Returns
-    -------
-    DataFrame
-        One row per round: ``accuracy``, and ``deviation``, its standard deviation, 0 for one seed.
+    round is left out if a seed that was still running was not evaluated in it. One row per round:
+    ``accuracy``, and ``deviation``, its standard deviation, 0 for one seed.
     """
     curves = [_curve_of_run(run) for run in runs]
     rounds = pd.concat(curves).index.unique()
@@ -122,10 +146,7 @@ def gains_with_cost(comparison: Comparison) -> pd.DataFrame:
 def pareto_front(costs: pd.Series, gains: pd.Series) -> list[str]:
     """Return the labels for which nothing as cheap gains as much, the cheapest first.
 
-    Parameters
-    ----------
-    costs, gains : Series
-        By label. Labels that gain nothing are not on the front.
+    Labels that gain nothing are not on the front.
     """
     ordered = pd.DataFrame({"cost": costs, "gain": gains}).sort_values(
         ["cost", "gain"], ascending=[True, False]
@@ -196,18 +217,9 @@ def cluster_colors(labels: NDArray[np.int64]) -> list[str]:
 def follow_clusters(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Renumber clusters so that a cluster keeps its number over rounds.
 
-    k-means numbers its clusters arbitrarily in each round.
-
-    Parameters
-    ----------
-    labels : ndarray
-        Shape (rounds, N), -1 for absent clients.
-
-    Returns
-    -------
-    ndarray
-        Shape (rounds, N). As many clients as possible keep the cluster number of the last
-        round in which they were present.
+    k-means numbers its clusters arbitrarily in each round. Shape (rounds, N), -1 for absent
+    clients. As many clients as possible keep the number of the last round in which they were
+    present.
     """
     count = max(int(labels.max()) + 1, 0)
     followed = np.full_like(labels, -1)

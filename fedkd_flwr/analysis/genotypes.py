@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from fedkd_flwr.models.darts.derivation import Rule, derive_genotype
 from fedkd_flwr.models.darts.genotype import Genotype
-from fedkd_flwr.models.darts.supernet import Supernet
+from fedkd_flwr.models.darts.supernet import Rule, Supernet, derive_genotype
 from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.runs import Run, RunDirectoryError, recorded_config
 from strategies.core.vector_kinds import ALPHAS
@@ -13,23 +12,8 @@ from strategies.core.vector_kinds import ALPHAS
 def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
     """Read every client's genotype from its architecture weights after the last round.
 
-    Parameters
-    ----------
-    run : Run
-        A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
-    rule : {"every-edge", "two-edges"}
-        Which edges are kept; see `fedkd_flwr.models.darts.derivation.derive_genotype`. FedKMA
-        keeps every edge with its strongest operation.
-
-    Returns
-    -------
-    list of Genotype
-        By partition-id.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the run has no architecture weights.
+    By partition-id. FedKMA keeps every edge with its strongest operation. Raises
+    `RunDirectoryError` if the run has no architecture weights.
     """
     if ALPHAS not in run.matrices:
         raise RunDirectoryError(

@@ -1,11 +1,17 @@
-"""Groups of a comparison: runs of one method with the same settings, which differ in seed."""
+"""Groups of a comparison: runs of one method with the same settings, which differ in seed.
+
+Also what the clients of a run reach at its last evaluation.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+import pandas as pd
+
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.analysis.settings import defining_settings, varied_settings
 from fedkd_flwr.runs import Run
+from strategies.core.rounds import NEW_CLIENTS
 
 Groups = Mapping[str, list[Run]]
 """Finished runs by label: the method, and those of its settings that vary between its runs."""
@@ -53,3 +59,24 @@ def labels_by_method(groups: Groups) -> dict[str, list[str]]:
     for label, runs in groups.items():
         labels[runs[0].config["strategy"]].append(label)
     return labels
+
+
+def client_accuracies(run: Run) -> pd.Series:
+    """Return the clients' accuracies at the last evaluated round, by partition-id."""
+    accuracies: pd.Series = run.last_evaluations["accuracy"]
+    return accuracies
+
+
+def new_client_accuracies(run: Run) -> pd.Series:
+    """Return the accuracies of new clients, by partition-id."""
+    rounds = (run.summary or {}).get("rounds")
+    rows = [row for row in run.further_rows.get(NEW_CLIENTS, []) if row["round"] == rounds]
+    accuracies = {row["partition_id"]: row["accuracy"] for row in rows if "accuracy" in row}
+    return pd.Series(accuracies, dtype=float).sort_index()
+
+
+def client_test_images(run: Run) -> pd.Series:
+    """Return the sizes of the clients' test splits, by partition-id; empty where not recorded."""
+    rows = run.last_evaluations
+    images: pd.Series = rows["total"] if "total" in rows else pd.Series(dtype=float)
+    return images

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedkd_flwr.analysis.significance import CONFIDENCE
+from fedkd_flwr.runs import Run
+from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 FALSE_DISCOVERIES = 0.05
 """Expected share of false discoveries among the clients that are called harmed."""
@@ -30,14 +32,8 @@ Numbers = NDArray[np.float64]
 class Harm:
     """Harm of a method to its clients, beyond the noise of their test splits.
 
-    Attributes
-    ----------
-    shown : float
-        Share of clients shown to be harmed.
-    estimate : float
-        Estimated share of clients that truly lose `MATTERS` or more.
-    low, high : float
-        Interval of the largest loss, mean over seeds.
+    Shares of the clients that are shown to be harmed, and that are estimated to lose `MATTERS` or
+    more; the interval of the largest loss, mean over seeds.
     """
 
     shown: float = math.nan
@@ -49,11 +45,7 @@ class Harm:
 def harm_of(clients: pd.DataFrame) -> Harm:
     """Return the harm of a method to its clients.
 
-    Parameters
-    ----------
-    clients : DataFrame
-        One method's rows of `fedkd_flwr.analysis.results.client_results`. Clients without counts
-        are left out.
+    Clients without counts are left out.
     """
     rows = clients.dropna(subset=["gain", "test_images", "local_test_images"])
     # Other counts are those of other images, which cannot be paired.
@@ -85,10 +77,7 @@ def harm_of(clients: pd.DataFrame) -> Harm:
 def mcnemar(lost: Numbers, won: Numbers) -> Numbers:
     """Return McNemar's exact p value, one-sided, that more answers are lost than won.
 
-    Parameters
-    ----------
-    lost, won : array
-        Images that only the reference gets right, and those that only the method does.
+    Lost are the images that only the reference gets right, won those that only the method does.
     """
     p_values: Numbers = stats.binom.sf(lost - 1, lost + won, 0.5)
     return p_values
@@ -97,12 +86,7 @@ def mcnemar(lost: Numbers, won: Numbers) -> Numbers:
 def mcnemar_at_most_differing(right: Numbers, before: Numbers, images: Numbers) -> Numbers:
     """Return McNemar's p values where the models differ on as many images as counts allow.
 
-    Parameters
-    ----------
-    right, before : array
-        Answers that the method and the reference get right.
-    images : array
-        Test images of each client.
+    `right` and `before` are the answers that the method and the reference get right.
     """
     lost = np.minimum(before, images - right)
     return mcnemar(lost, lost + right - before)
@@ -118,14 +102,8 @@ def noise_of_independent(right: Numbers, before: Numbers, images: Numbers) -> Nu
     """Return the variance of each client's gain, as if its two models answered other images.
 
     It is more than that of two models on the same images, whose answers are alike. Half an answer
-    is added on either side, so that no client is without noise.
-
-    Parameters
-    ----------
-    right, before : array
-        Answers that the method and the reference get right.
-    images : array
-        Test images of each client.
+    is added on either side, so that no client is without noise. `right` and `before` are the
+    answers that the method and the reference get right.
     """
     ours, theirs = ((count + 0.5) / (images + 1) for count in (right, before))
     noise: Numbers = (ours * (1 - ours) + theirs * (1 - theirs)) / images
@@ -137,13 +115,6 @@ def noise_of_paired(lost: Numbers, won: Numbers, images: Numbers) -> Numbers:
 
     An image counts -1, 0 or 1, so the variance is that of a mean of such numbers. Half an answer
     is added on either side, so that no client is without noise.
-
-    Parameters
-    ----------
-    lost, won : array
-        Images that only the reference gets right, and those that only the method does.
-    images : array
-        Test images of each client.
     """
     down, up = ((count + 0.5) / (images + 1) for count in (lost, won))
     noise: Numbers = (up + down - (up - down) ** 2) / images
@@ -154,23 +125,12 @@ def estimated_share(gains: Numbers, noise: Numbers) -> float:
     """Return the estimated share of clients that truly lose `MATTERS` or more.
 
     True gains are taken to be normal over clients, with the mean and the variance of a
-    random-effects model (DerSimonian and Laird). The share is the probability that a further
-    client loses that much, with Student's t of k - 2 degrees of freedom for k clients (J. Higgins,
-    S. Thompson, D. Spiegelhalter, *A re-evaluation of random-effects meta-analysis*, 2009). It
+    random-effects model (DerSimonian and Laird). The share is the probability that a further client
+    loses that much, with Student's t of k - 2 degrees of freedom for k clients (J. Higgins, S.
+    Thompson, D. Spiegelhalter, *A re-evaluation of random-effects meta-analysis*, 2009). It
     includes the error of the mean. So a variance that is estimated as 0 does not make it all or
-    nothing near the threshold.
-
-    Parameters
-    ----------
-    gains : array
-        Each client's measured gain, part of 1.
-    noise : array
-        Variance of each.
-
-    Returns
-    -------
-    float
-        NaN for fewer than three clients.
+    nothing near the threshold. NaN for fewer than three clients. The noise is the variance of each
+    gain.
     """
     if len(gains) < 3:
         return math.nan
@@ -213,15 +173,7 @@ def worst_loss_interval(
 def precision_of(clients: pd.DataFrame) -> tuple[float, float]:
     """Return the median test size, and half the width of a client's interval at that size.
 
-    Parameters
-    ----------
-    clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
-
-    Returns
-    -------
-    tuple of float
-        Images, and part of 1 at the mean accuracy; both NaN without counts.
+    Images, and part of 1 at the mean accuracy; both NaN without counts.
     """
     from statsmodels.stats.proportion import proportion_confint  # deferred: slow to load
 
@@ -232,3 +184,50 @@ def precision_of(clients: pd.DataFrame) -> tuple[float, float]:
     right = round(images * float(rows["accuracy"].mean()))
     low, high = proportion_confint(right, images, alpha=1 - CONFIDENCE, method="wilson")
     return images, float(high - low) / 2
+
+
+LOST_AND_WON = ("safeguarded_lost", "safeguarded_won", "method_lost", "method_won")
+"""Test images that only one of two gets right: the private model, or what it is compared with."""
+
+OF_CLIENTS = (*SAFEGUARD_COLUMNS, *LOST_AND_WON)
+"""Columns of `safeguarded`."""
+
+SHOWN = "safeguarded_harmed"
+"""Share of clients that are shown to be worse with the safeguard than with their private model."""
+
+
+def safeguarded(run: Run) -> pd.DataFrame:
+    """Return what the safeguard of a run gave each client at the last evaluation.
+
+    By partition-id, the columns `OF_CLIENTS`: accuracies, the weight of the method's model, and the
+    images that only the private model gets right, or only what it is compared with: the deployed
+    prediction, and the method's model alone. No columns for a run without.
+    """
+    rows = run.last_evaluations
+    if SAFEGUARD_COLUMNS[0] not in rows:
+        return pd.DataFrame(index=rows.index)
+    found = rows.reindex(columns=[*SAFEGUARD_COLUMNS, "safeguarded_lost", "method_lost"])
+    for name, right in (("safeguarded", "safeguarded_correct"), ("method", "correct")):
+        found[f"{name}_won"] = rows[right] - rows["private_correct"] + found[f"{name}_lost"]
+    return found[list(OF_CLIENTS)]
+
+
+def harmed(clients: pd.DataFrame, name: str = "safeguarded") -> pd.Series:
+    """Return which clients are shown to be worse than their private model, of all seeds.
+
+    McNemar's exact test for each client, as in `fedkd_flwr.analysis.harm`. Clients without counts
+    are left out. The name ``method`` stands for the method's model alone.
+    """
+    counts = clients[[f"{name}_lost", f"{name}_won"]].dropna()
+    if counts.empty:
+        return pd.Series(dtype=bool)
+    lost, won = counts.to_numpy(float).T
+    return pd.Series(shown_by_false_discovery_rate(mcnemar(lost, won)), index=counts.index)
+
+
+def with_safeguards(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of means with the share of `harmed` clients, if any run has a safeguard."""
+    if "safeguarded_lost" not in clients:
+        return table
+    shares = {label: harmed(clients[clients["method"] == label]).mean() for label in table.index}
+    return table.join(pd.Series(shares, name=SHOWN, dtype=float))

@@ -19,18 +19,10 @@ COUNTS = ("last_asked", "last_valid", "asked", "failures", "last_failed")
 def nodes_table(run: Run) -> pd.DataFrame:
     """Return one row per client of the run, by partition-id.
 
-    Parameters
-    ----------
-    run : Run
-        A run, finished or not.
-
-    Returns
-    -------
-    DataFrame
-        ``name`` and ``model``; ``last_asked``, ``last_valid`` and ``last_failed`` (rounds, 0 for
-        never); ``asked`` and ``failures`` (numbers of rounds); ``seconds`` (the median time of a
-        round's replies, as the server measured it; NaN where it did not); ``last_failure`` (its
-        reason).
+    ``name`` and ``model``; ``last_asked``, ``last_valid`` and ``last_failed`` (rounds, 0 for
+    never); ``asked`` and ``failures`` (numbers of rounds); ``seconds`` (the median time of a
+    round's replies, as the server measured it; NaN where it did not); ``last_failure`` (its
+    reason).
     """
     rows = run.clients.reindex(columns=READ)
     # A contact leaves traffic or a failure; rows with neither repeat an earlier evaluation.
@@ -60,15 +52,7 @@ def nodes_table(run: Run) -> pd.DataFrame:
 
 
 def progress(run: Run, now: datetime | None = None) -> str:
-    """Return how far a run is, when its last round ended, and how long a round takes.
-
-    Parameters
-    ----------
-    run : Run
-        A run, finished or not.
-    now : datetime, optional
-        The present, with a time zone; that of the machine if left out.
-    """
+    """Return how far a run is, when its last round ended, and how long a round takes."""
     planned = run.config["num-server-rounds"]
     if not len(run.rounds):
         return f"round 0 of {planned}"

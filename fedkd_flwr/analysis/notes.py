@@ -1,4 +1,4 @@
-"""Notes on differences between the runs of a comparison: seeds, clients, settings, evaluations."""
+"""Notes on differences between a comparison's runs: seeds, clients, settings, code, machines."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -7,16 +7,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedkd_flwr.analysis.evaluations import (
+from fedkd_flwr.analysis.groups import (
+    Groups,
+    by_strategy,
     client_accuracies,
+    each_run,
     new_client_accuracies,
 )
-from fedkd_flwr.analysis.groups import Groups, by_strategy, each_run
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import steps_of_a_client
 from fedkd_flwr.analysis.settings import defining_settings, plan_of, table_settings, varied_settings
 from fedkd_flwr.config import lost_keys
 from fedkd_flwr.runs import Run
+from fedkd_flwr.runs.provenance import legs_of
 
 MANY_STEPS = 1.5
 """Times the gradient steps of its reference from which on a method trains notably longer."""
@@ -25,21 +28,9 @@ MANY_STEPS = 1.5
 def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: References) -> list[str]:
     """Return notes on differences between the compared runs.
 
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        Finished runs by label.
-    clients : DataFrame
-        Their `fedkd_flwr.analysis.results.client_results`.
-    references : References
-        What they are compared with.
-
-    Returns
-    -------
-    list of str
-        One sentence each on results on validation data, on seeds, on runs and clients without a
-        reference, on longer training, on settings, and on test splits that hold no other classes
-        than their client trains on.
+    One sentence each on results on validation data, on seeds, on runs and clients without a
+    reference, on longer training, on settings, and on test splits that hold no other classes than
+    their client trains on.
     """
     return [
         *_notes_on_evaluated_split(groups),
@@ -228,13 +219,7 @@ def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
 
 
 def notes_on_seconds(results: pd.DataFrame) -> list[str]:
-    """Note which runs overlapped in time, so that their seconds are not comparable.
-
-    Parameters
-    ----------
-    results : DataFrame
-        Of `fedkd_flwr.analysis.results.run_results`.
-    """
+    """Note which runs overlapped in time, so that their seconds are not comparable."""
     disturbed = results.loc[results["seconds"].isna(), "method"].unique()
     if not len(disturbed):
         return []
@@ -243,3 +228,55 @@ def notes_on_seconds(results: pd.DataFrame) -> list[str]:
 
 def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
+
+
+UNKNOWN = "not recorded"
+"""Stands for what a run of an older version did not record."""
+
+
+def notes_on_provenance(runs: Iterable[Run]) -> list[str]:
+    """Note how runs differ besides their settings, which alone can change numbers.
+
+    Each process that wrote rounds of a run counts. At most two sentences: what differs, and whether
+    code was modified after its commit.
+    """
+    makers = [_makers(run) for run in runs]
+    made = [_made_by(maker) for own in makers for maker in own]
+    values = {name: list(dict.fromkeys(one[name] for one in made)) for name in made[0]}
+    differing = [f"{name} ({', '.join(found)})" for name, found in values.items() if len(found) > 1]
+    notes = []
+    if differing:
+        notes.append(
+            f"The runs differ in {'; '.join(differing)}. That alone can change numbers; rerun the "
+            "older ones before you compare small gains."
+        )
+    modified = sum(any(_is_modified(maker) for maker in own) for own in makers)
+    if modified:
+        notes.append(f"Runs that code other than its recorded commit made: {modified}.")
+    return notes
+
+
+def _makers(run: Run) -> list[Mapping[str, Any]]:
+    """Return what describes each process that wrote rounds of a run."""
+    written = range((run.summary or {})["rounds"])
+    return [leg for leg, rounds in legs_of(run.description) if written[rounds]]
+
+
+def _is_modified(maker: Mapping[str, Any]) -> bool:
+    return bool(maker.get("project", {}).get("modified", False))
+
+
+def _made_by(description: Mapping[str, Any]) -> dict[str, str]:
+    """Return what can change numbers, by the name to show."""
+    project = description.get("project", {})
+    versions = description.get("versions", {})
+    return {
+        "project version": project.get("version", UNKNOWN),
+        "commit": project.get("commit", "")[:8] or UNKNOWN,
+        "torch": versions.get("torch", UNKNOWN),
+        "numpy": versions.get("numpy", UNKNOWN),
+        "processor": description.get("processor", UNKNOWN),
+        "vector extensions": description.get("vector_extensions", UNKNOWN),
+        "device": description.get("device", UNKNOWN),
+        "threads": str(description.get("torch_threads", UNKNOWN)),
+    }

@@ -16,10 +16,8 @@ from fedkd_flwr.runs import Run
 def validation_accuracy(run: Run) -> float:
     """Return the clients' mean accuracy on their validation splits after the last round.
 
-    Raises
-    ------
-    ConfigError
-        If the clients have no validation data, or none was evaluated in the last round.
+    Raises `ConfigError` if the clients have no validation data, or none was evaluated in the last
+    round.
     """
     last = run.round_rows[-1]
     if last["accuracy_mean"] is None:
@@ -41,12 +39,8 @@ def accuracies_on_common_seeds(
 ) -> dict[str, list[float]]:
     """Return the validation accuracies of a method's settings on the seeds that all have.
 
-    Seeds differ more than settings do.
-
-    Raises
-    ------
-    ConfigError
-        If the clients of a run have no validation data, or settings have no seed in common.
+    Seeds differ more than settings do. Raises `ConfigError` if the clients of a run have no
+    validation data, or settings have no seed in common.
     """
     by_seed = {label: {run.config["seed"]: run for run in groups[label]} for label in labels}
     common = set.intersection(*map(set, by_seed.values()))
@@ -64,19 +58,7 @@ def accuracies_on_common_seeds(
 def best_first(labels: Sequence[str], groups: Groups) -> tuple[list[str], str | None]:
     """Return the settings of one method, the best on validation data first, and a note on it.
 
-    Parameters
-    ----------
-    labels : sequence of str
-        Labels of the settings of the method.
-    groups : mapping of str to list of Run
-        The runs by label.
-
-    Returns
-    -------
-    list of str
-        In alphabetical order if there is no validation accuracy.
-    str or None
-        How they are ordered, if there are several.
+    In alphabetical order if there is no validation accuracy; a single setting has no note.
     """
     if len(labels) < 2:
         return list(labels), None
@@ -98,13 +80,6 @@ def reading_order(table: pd.DataFrame, groups: Groups) -> tuple[list[str], list[
     Methods are sorted by test accuracy. A method with several settings is placed by the setting
     with the best validation accuracy, and its other settings follow. Without validation data the
     settings of a method are in alphabetical order.
-
-    Parameters
-    ----------
-    table : DataFrame
-        Of `fedkd_flwr.analysis.results.means_over_seeds`.
-    groups : mapping of str to list of Run
-        The runs by label.
     """
     notes = []
     blocks = []

@@ -13,16 +13,9 @@ class References:
     Of several settings of the reference, a method is compared with the one that shares most
     settings with it, in every seed; of several such, with the best on validation data. Only
     settings that have a common seed with the method count. Its other seeds have no reference: a
-    gain over several settings would be a gain over none of them.
-    Runs of the reference with a higher ``batch-order`` than others are compared like a method: they
-    show how much chance changes.
-
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        Finished runs by label.
-    against : str
-        The reference: a method, or the label of one of its settings.
+    gain over several settings would be a gain over none of them. Runs of the reference with a
+    higher ``batch-order`` than others are compared like a method: they show how much chance
+    changes. The reference (`against`) is a method, or the label of one of its settings.
     """
 
     def __init__(self, groups: Groups, against: str = REFERENCE) -> None:
@@ -64,18 +57,8 @@ class References:
     def name_of(self, label: str, seed: int) -> str | None:
         """Return the label that a run is compared with.
 
-        Parameters
-        ----------
-        label : str
-            The run's.
-        seed : int
-            The run's.
-
-        Returns
-        -------
-        str or None
-            None for a run of the reference, and where the setting of the reference that the
-            others of this label are compared with lacks the seed.
+        None for a run of the reference, and where the setting that it is compared with lacks the
+        seed.
         """
         name = self.setting_for(label)
         return name if name and seed in self._by_seed[name] else None

@@ -1,11 +1,14 @@
-"""A comparison's table as a reader sees it: as text, in Markdown and in LaTeX."""
+"""A comparison's table as a reader sees it: as text, in Markdown and in LaTeX, and on disk."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedkd_flwr.analysis.columns import MISSING, REFERENCE, columns_of, percent
+from fedkd_flwr.runs import RunDirectoryError
 
 
 def rendered(table: pd.DataFrame, against: str = REFERENCE) -> pd.DataFrame:
@@ -33,15 +36,7 @@ def in_latex(text: pd.DataFrame, remarks: Sequence[str]) -> str:
 
 
 def by_client(clients: pd.DataFrame, labels: Iterable[Any]) -> pd.DataFrame:
-    """Return each client's mean accuracy over seeds, one column per method.
-
-    Parameters
-    ----------
-    clients : DataFrame
-        Of `fedkd_flwr.analysis.results.client_results`.
-    labels : iterable of str
-        The methods in the order of the columns.
-    """
+    """Return each client's mean accuracy over seeds, one column per method."""
     means = clients.pivot_table("accuracy", "partition_id", "method").reindex(columns=list(labels))
     return means.rename_axis("client").reset_index().rename_axis(columns=None)
 
@@ -68,3 +63,16 @@ def latex_table(text: pd.DataFrame) -> str:
     layout = "l" + "r" * (text.shape[1] - 1)
     rows = text.to_latex(index=False, escape=True, column_format=layout)
     return str(rows.replace("±", r"$\pm$"))
+
+
+@contextmanager
+def written_to(path: str | Path, what: str) -> Iterator[None]:
+    """Turn an error of the disk into a sentence.
+
+    Raises `RunDirectoryError` if the disk refuses it.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunDirectoryError(f"{what} cannot be written to {path}: {reason}.") from None

@@ -1,4 +1,7 @@
-"""The numbers of a comparison: of each client, of each run, and means over seeds."""
+"""The numbers of a comparison: of each client, of each run, and means over seeds.
+
+Fairness across clients is the bottom decile, the mean of the worst tenth, and Jain's index.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,24 +9,53 @@ from datetime import datetime
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from fedkd_flwr.analysis.answers import lost_and_won
-from fedkd_flwr.analysis.evaluations import (
+from fedkd_flwr.analysis.groups import (
+    Groups,
     client_accuracies,
     client_test_images,
+    each_run,
     new_client_accuracies,
 )
-from fedkd_flwr.analysis.groups import Groups, each_run
+from fedkd_flwr.analysis.harm import safeguarded
 from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.safeguards import safeguarded
 from fedkd_flwr.analysis.settings import plan_of
-from fedkd_flwr.analysis.spread import bottom_decile, jains_index, mean_of_worst_tenth
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.provenance import legs_of
+from fedkd_flwr.runs.reading import damaged
+from strategies.core.answers import ANSWERS, from_text, unpacked_answers
 from strategies.core.optional_metrics import MEANS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
+
+WORST_SHARE = 0.1
+"""Share of the clients that count as the worst ones."""
+
+
+def bottom_decile(accuracies: pd.Series) -> float:
+    """Return the 10th percentile of the accuracies, interpolated linearly; NaN without clients."""
+    return float(accuracies.quantile(WORST_SHARE))
+
+
+def mean_of_worst_tenth(accuracies: pd.Series) -> float:
+    """Return the mean accuracy of the worst tenth of the clients, at least one client."""
+    worst = math.ceil(WORST_SHARE * len(accuracies))
+    return float(accuracies.nsmallest(worst).mean())
+
+
+def jains_index(accuracies: pd.Series) -> float:
+    """Return Jain's index, (Σ a)² / (N Σ a²).
+
+    It is 1 if all accuracies are equal, 1/N if only one is not zero, and NaN if all are zero.
+    R. Jain, D. Chiu, W. Hawe, *A Quantitative Measure of Fairness and Discrimination for Resource
+    Allocation in Shared Computer Systems*, DEC-TR-301, 1984.
+    """
+    squares = float(np.square(accuracies).sum())
+    return float(accuracies.sum()) ** 2 / (len(accuracies) * squares) if squares else math.nan
+
 
 AT_SECOND_MOMENTS = ("trained_accuracy", "received_accuracy")
 """Mean accuracies after local training or as received, where ``accuracy`` is of the other one."""
@@ -39,24 +71,12 @@ def client_results(
 ) -> pd.DataFrame:
     """Return one row per run and client at the last evaluated round.
 
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        Finished runs by label.
-    references : References
-        What each run is compared with.
-    accuracies_of : callable
-        Whose accuracies: those of the clients in training, or `new_client_accuracies`.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy``, that of
-        the reference, ``gain``, their difference, NaN where there is nothing to compare a client
-        with, ``reference``, the label of the reference, ``test_images`` and
-        ``local_test_images``, the sizes of both test splits, and ``lost`` and ``won``, the images
-        that only the reference or only the method gets right; NaN where a run did not record them.
-        Those of `fedkd_flwr.analysis.safeguards.safeguarded` where some run has a safeguard.
+    Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy``, that of the
+    reference, ``gain``, their difference, NaN where there is nothing to compare a client with,
+    ``reference``, the label of the reference, ``test_images`` and ``local_test_images``, the sizes
+    of both test splits, and ``lost`` and ``won``, the images that only the reference or only the
+    method gets right; NaN where a run did not record them. Those of
+    `fedkd_flwr.analysis.harm.safeguarded` where some run has a safeguard.
     """
     frames = []
     for label, run in each_run(groups):
@@ -96,32 +116,17 @@ def run_results(
 ) -> pd.DataFrame:
     """Return one row per run.
 
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        Finished runs by label.
-    clients : DataFrame
-        Their `client_results`.
-    references : References
-        What each run is compared with.
-    target : float, optional
-        Mean accuracy whose costs are counted.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
-        ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local``
-        and ``harmed`` (the shares of clients above and below the reference), ``worst_loss`` (the
-        largest loss of a client, 0 where none loses), ``nll`` (mean cross-entropy), ``numbers``,
-        ``bytes``, ``gradient_steps`` (the mean over the clients in training, where a run counted
-        them), ``seconds`` (only where none of the other runs took place at the same time),
-        ``path``, and with a target those of `cost_to_target`, seconds again only of runs that
-        took place alone; NaN for what a run does not have.
-        Columns of `AT_SECOND_MOMENTS`, of a safeguard, and of
-        `strategies.core.optional_metrics.MEANS`, means over clients, where some run has measured
-        them; those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy, and the
-        share of them that are above the reference's own.
+    Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
+    ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local`` and
+    ``harmed`` (the shares of clients above and below the reference), ``worst_loss`` (the largest
+    loss of a client, 0 where none loses), ``nll`` (mean cross-entropy), ``numbers``, ``bytes``,
+    ``gradient_steps`` (the mean over the clients in training, where a run counted them),
+    ``seconds`` (only where none of the other runs took place at the same time), ``path``, and with
+    a target those of `cost_to_target`, seconds again only of runs that took place alone; NaN for
+    what a run does not have. Columns of `AT_SECOND_MOMENTS`, of a safeguard, and of
+    `strategies.core.optional_metrics.MEANS`, means over clients, where some run has measured them;
+    those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy, and the share of them
+    that are above the reference's own.
     """
     by_run = dict(iter(clients.groupby(["method", "seed"])))
     alone = ran_alone([run for _, run in each_run(groups)])
@@ -219,17 +224,9 @@ def _against_reference(gains: pd.Series) -> dict[str, float]:
 def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """Return one row per label, best first.
 
-    Parameters
-    ----------
-    results : DataFrame
-        Of `run_results`.
-
-    Returns
-    -------
-    DataFrame
-        Number of ``seeds``, means over them, and the standard deviations ``accuracy_std``,
-        ``accuracy_chosen_std`` and ``new_accuracy_std`` (n-1 in the denominator, NaN for one
-        seed). The cost of a target is NaN unless every seed reaches it.
+    Number of ``seeds``, means over them, and the standard deviations ``accuracy_std``,
+    ``accuracy_chosen_std`` and ``new_accuracy_std`` (n-1 in the denominator, NaN for one seed). The
+    cost of a target is NaN unless every seed reaches it.
     """
     by_method = results.groupby("method", sort=False)
     means = by_method.mean(numeric_only=True).drop(columns="seed")
@@ -279,3 +276,49 @@ def _spans(run: Run) -> list[tuple[float, float]]:
         durations = [float(of_rounds.iloc[rounds].sum()) for _, rounds in legs]
     starts = [datetime.fromisoformat(str(leg["started"])).timestamp() for leg, _ in legs]
     return [(start + 1, start + seconds) for start, seconds in zip(starts, durations, strict=True)]
+
+
+Answers = dict[int, NDArray[np.bool_]]
+"""Which test images a client's model gets right, shape (images,), by partition-id."""
+
+
+def answers_of(run: Run) -> Answers:
+    """Return the clients' answers at the last evaluated round; empty where not recorded.
+
+    Raises `DamagedRunError` if they cannot be read, or do not have the number of right ones that
+    the counts say.
+    """
+    rows = run.last_evaluations
+    if not {ANSWERS, "correct", "total"} <= set(rows):
+        return {}
+    answers: Answers = {}
+    recorded = rows.dropna(subset=ANSWERS)
+    for partition_id, text, correct, total in recorded[[ANSWERS, "correct", "total"]].itertuples():
+        try:
+            answers[partition_id] = unpacked_answers(from_text(text), int(total))
+            is_right = answers[partition_id].sum() == correct
+        except (TypeError, ValueError):
+            is_right = False
+        if not is_right:
+            reason = f"the answers of client {partition_id} do not fit their counts"
+            remedy = f"remove the key {ANSWERS} of this line to read the run without them"
+            raise damaged(run.path / "clients.jsonl", reason, remedy)
+    return answers
+
+
+def lost_and_won(run: Run, reference: Run | None) -> pd.DataFrame:
+    """Return how many answers clients lose and win over a reference.
+
+    By partition-id, ``lost``, the images that only the reference gets right, and ``won``, those
+    that only the run does. Clients whose answers cannot be paired are left out.
+    """
+    own, theirs = answers_of(run), answers_of(reference) if reference else {}
+    paired = [n for n in own if n in theirs and len(own[n]) == len(theirs[n])]
+    return pd.DataFrame(
+        {
+            "lost": [float((theirs[n] & ~own[n]).sum()) for n in paired],
+            "won": [float((own[n] & ~theirs[n]).sum()) for n in paired],
+        },
+        index=paired,
+        dtype=float,
+    )

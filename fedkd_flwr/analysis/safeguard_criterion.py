@@ -13,7 +13,7 @@ import pandas as pd
 from scipy import stats
 
 from fedkd_flwr.analysis.columns import percent
-from fedkd_flwr.analysis.safeguards import harmed
+from fedkd_flwr.analysis.harm import harmed
 from fedkd_flwr.analysis.significance import CONFIDENCE, FEWEST_SEEDS, effect_of
 from fedkd_flwr.config import ConfigError
 
@@ -99,15 +99,7 @@ class Criterion:
 def criterion(comparisons: Mapping[str, pd.DataFrame]) -> Criterion:
     """Return what safeguards give the clients of several comparisons.
 
-    Parameters
-    ----------
-    comparisons : mapping of str to DataFrame
-        The `clients` of each comparison, by the names that they have in the table.
-
-    Raises
-    ------
-    ConfigError
-        If no run has a safeguard.
+    Raises `ConfigError` if no run has a safeguard.
     """
     found = [guarded_clients(name, clients) for name, clients in comparisons.items()]
     found = [rows for rows in found if not rows.empty]
@@ -125,10 +117,7 @@ def of_clients(clients: pd.DataFrame) -> Criterion:
 def guarded_clients(name: str, clients: pd.DataFrame) -> pd.DataFrame:
     """Return the clients of a comparison whose run has a safeguard, with its name.
 
-    Returns
-    -------
-    DataFrame
-        As `Criterion.clients`; empty without a safeguard.
+    As `Criterion.clients`; empty without a safeguard.
     """
     if "method_lost" not in clients:
         return pd.DataFrame()

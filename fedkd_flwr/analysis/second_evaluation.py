@@ -32,16 +32,8 @@ COUNTS_OF_THE_FIRST_MOMENT = ("class_", "held_")
 def at_best_evaluations(groups: Groups) -> dict[str, list[Run]]:
     """Return every group at the evaluation with the better validation accuracy after a run.
 
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        Finished runs by label.
-
-    Returns
-    -------
-    dict of str to list of Run
-        A label names the second evaluation where that is better. A group keeps its first one if
-        one of its clients lacks the second: with partial participation most of them do.
+    A label names the second evaluation where that is better. A group keeps its first one if one of
+    its clients lacks the second: with partial participation most of them do.
     """
     chosen = {}
     for label, runs in groups.items():

@@ -19,16 +19,9 @@ class IncomparableRunsError(ConfigError):
 def defining_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a run's numbers depend on.
 
-    Parameters
-    ----------
-    config : mapping
-        A flat run config; what it lacks has its default.
-
-    Returns
-    -------
-    dict
-        The common keys without `KEYS_WITHOUT_EFFECT`, the method's own table, and every key that
-        this version does not know: nobody can tell that it does not matter.
+    What the config lacks has its default. The common keys without `KEYS_WITHOUT_EFFECT`, the
+    method's own table, and every key that this version does not know: nobody can tell that it does
+    not matter.
     """
     names = [*default_values(), *(name for name in config if name not in default_values())]
     unread = _keys_of_others(config["strategy"])
@@ -48,11 +41,8 @@ def plan_of(config: Mapping[str, Any]) -> PlanSettings:
 def table_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a method has in tables.
 
-    Parameters
-    ----------
-    config : mapping
-        A flat run config. Of a method that this version does not know, only the tables that
-        belong to no other method count.
+    Of a method that this version does not know, only the tables that belong to no other method
+    count.
     """
     is_known = config["strategy"] in METHODS
     return {
@@ -99,10 +89,7 @@ def varied_settings(runs: Iterable[Run]) -> list[str]:
 def check_same_data(runs: Iterable[Run]) -> None:
     """Refuse runs on different splits or public sets.
 
-    Raises
-    ------
-    IncomparableRunsError
-        With the keys that differ and their values.
+    Raises `IncomparableRunsError` with the keys that differ and their values.
     """
     values: dict[str, set[str]] = {key: set() for key in DATA_KEYS}
     for run in runs:

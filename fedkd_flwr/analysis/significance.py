@@ -136,11 +136,7 @@ def _without_spread(counted: Effect) -> Effect:
 def effects_of(gains: Mapping[Key, Iterable[float]]) -> dict[Key, Effect]:
     """Return the effects of several methods, corrected by Holm's method for their number.
 
-    Parameters
-    ----------
-    gains : mapping to iterable of float
-        The mean gain of each seed, by method or pair of methods. Those with fewer than
-        `FEWEST_SEEDS` are not tested and do not count.
+    Those with fewer than `FEWEST_SEEDS` are not tested and do not count.
     """
     effects = {label: effect_of(own) for label, own in gains.items()}
     tested = [label for label, effect in effects.items() if not math.isnan(effect.p_value)]
@@ -166,13 +162,6 @@ def smallest_effect(seeds: int, level: float) -> float:
 
     `POWER` is the chance to find it. The tail on the other side is left out, as it is next to
     nothing.
-
-    Parameters
-    ----------
-    seeds : int
-        Number of values.
-    level : float
-        Of the test.
     """
     # statsmodels' TTestPower fails at levels like 0.05/31 with three values.
     critical = stats.t.isf(level / 2, seeds - 1)

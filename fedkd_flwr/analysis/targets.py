@@ -16,10 +16,7 @@ COSTS = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
 def check_target(target: float) -> None:
     """Refuse a target that is not an accuracy.
 
-    Raises
-    ------
-    ConfigError
-        If it is outside (0, 1].
+    Raises `ConfigError` if it is outside (0, 1].
     """
     if not 0 < target <= 1:
         raise ConfigError(
@@ -31,19 +28,9 @@ def check_target(target: float) -> None:
 def cost_to_target(run: Run, target: float) -> dict[str, float]:
     """Return the cost of a run up to the first round with a mean accuracy.
 
-    Parameters
-    ----------
-    run : Run
-        With its rounds.
-    target : float
-        Mean accuracy over clients, part of 1.
-
-    Returns
-    -------
-    dict of str to float
-        The `COSTS`: rounds, bytes both ways, and seconds of training, server and evaluation, that
-        round included; NaN where it is never reached, or where some round was not evaluated: the
-        target may have been reached in it.
+    The `COSTS`: rounds, bytes both ways, and seconds of training, server and evaluation, that round
+    included; NaN where it is never reached, or where some round was not evaluated: the target may
+    have been reached in it.
     """
     rounds = run.rounds
     accuracies = rounds["accuracy_mean"].astype(float)
@@ -61,13 +48,6 @@ def without_partial_means(table: pd.DataFrame, results: pd.DataFrame) -> pd.Data
     """Return a table without the costs of methods that miss the target in some seed.
 
     A mean over the seeds that reach it would flatter a method that seldom does.
-
-    Parameters
-    ----------
-    table : DataFrame
-        Means over seeds, one row per method.
-    results : DataFrame
-        What they are of, one row per run.
     """
     missed = set(results.loc[results[COSTS[0]].isna(), "method"])
     table = table.copy()
@@ -76,17 +56,7 @@ def without_partial_means(table: pd.DataFrame, results: pd.DataFrame) -> pd.Data
 
 
 def notes_on_target(results: pd.DataFrame, labels: Iterable[Any], target: float) -> list[str]:
-    """Say what the columns count, and which methods have no cost.
-
-    Parameters
-    ----------
-    results : DataFrame
-        One row per run.
-    labels : iterable of str
-        The methods, in the order to speak of them.
-    target : float
-        Mean accuracy over clients.
-    """
+    """Say what the columns count, and which methods have no cost."""
     seeds = results.groupby("method")[COSTS[0]].agg(["count", "size"])
     short = seeds[seeds["count"] < seeds["size"]]
     sentences = [

@@ -8,8 +8,7 @@ import pandas as pd
 
 from fedkd_flwr.analysis.columns import points
 from fedkd_flwr.analysis.effects import effects_on_clients
-from fedkd_flwr.analysis.evaluations import new_client_accuracies
-from fedkd_flwr.analysis.groups import Groups, each_run
+from fedkd_flwr.analysis.groups import Groups, each_run, new_client_accuracies
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.results import client_results
 from fedkd_flwr.analysis.significance import (
@@ -25,14 +24,7 @@ from strategies.core.rounds import NEW_CLIENTS
 def verdicts(effects: Mapping[str, Effect], clients: pd.DataFrame, against: str) -> list[str]:
     """Describe the effect of each method in one sentence.
 
-    Parameters
-    ----------
-    effects : mapping of str to Effect
-        Of `effects_on_clients`.
-    clients : DataFrame
-        What they are of.
-    against : str
-        Name of the reference where a method's seeds are compared with several of its settings.
+    `against` names the reference where a method's seeds are compared with several of its settings.
     """
     names = clients.dropna(subset="gain").groupby("method")["reference"].unique()
     return [
@@ -47,17 +39,7 @@ def _name_of(references: Sequence[str], against: str) -> str:
 def verdicts_on_new_clients(
     groups: Groups, labels: Iterable[Any], references: References
 ) -> list[str]:
-    """Describe the effects on new clients; return nothing if there are none.
-
-    Parameters
-    ----------
-    groups : mapping of str to list of Run
-        Finished runs by label.
-    labels : iterable of str
-        The methods, in the order to speak of them.
-    references : References
-        What each run is compared with.
-    """
+    """Describe the effects on new clients; return nothing if there are none."""
     if not any(NEW_CLIENTS in run.further_rows for _, run in each_run(groups)):
         return []
     clients = client_results(groups, references, new_client_accuracies)
@@ -67,17 +49,7 @@ def verdicts_on_new_clients(
 
 
 def verdict(label: str, effect: Effect, reference: str) -> str:
-    """Return what an effect shows, in words and points.
-
-    Parameters
-    ----------
-    label : str
-        The method.
-    effect : Effect
-        Its effect.
-    reference : str
-        What it is compared with.
-    """
+    """Return what an effect shows, in words and points."""
     claim = {
         Outcome.BETTER: f"is better than {reference}",
         Outcome.WORSE: f"is worse than {reference}",

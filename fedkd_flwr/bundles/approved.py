@@ -32,12 +32,7 @@ class BundleError(ValueError):
 class Approval:
     """One line of the list.
 
-    Attributes
-    ----------
-    digest : str
-        SHA-256 of the bundle, 64 hexadecimal digits.
-    remark : str
-        Name and version of the bundle, and the day on which it was approved.
+    The digest is SHA-256, 64 hexadecimal digits; the remark is name, version and day of approval.
     """
 
     digest: str
@@ -57,10 +52,7 @@ def digest_of(content: bytes) -> str:
 def read_approvals(file: Path) -> list[Approval]:
     """Return the lines of a list; none if the file does not exist.
 
-    Raises
-    ------
-    BundleError
-        If a line does not begin with a digest.
+    Raises `BundleError` if a line does not begin with a digest.
     """
     return list(_approvals(file))
 
@@ -81,17 +73,7 @@ def _approvals(file: Path) -> Iterator[Approval]:
 def describe(bundle: Path) -> Approval:
     """Return a bundle's digest, and its name, version and number of files.
 
-    Nothing in the bundle is executed.
-
-    Parameters
-    ----------
-    bundle : Path
-        A ``.fab`` file, as ``flwr build`` writes it.
-
-    Raises
-    ------
-    BundleError
-        If it cannot be read.
+    Nothing in the bundle is executed. Raises `BundleError` if it cannot be read.
     """
     from strategies.core.flower import get_fab_metadata
 
@@ -111,17 +93,8 @@ def describe(bundle: Path) -> Approval:
 def approve(bundle: Path, file: Path) -> Approval:
     """Add a bundle to a list; a bundle that is in it already stays as it is.
 
-    Returns
-    -------
-    Approval
-        The line of the bundle.
-
-    Raises
-    ------
-    BundleError
-        If the bundle or the list cannot be read.
-    OSError
-        If the list cannot be written.
+    Raises `BundleError` if the bundle or the list cannot be read; `OSError` if the list cannot be
+    written.
     """
     found = describe(bundle)
     for known in read_approvals(file):
@@ -137,24 +110,8 @@ def approve(bundle: Path, file: Path) -> Approval:
 def revoke(digest: str, file: Path) -> Approval:
     """Remove a bundle from a list, with all its lines. Other lines stay as they are.
 
-    Parameters
-    ----------
-    digest : str
-        The digest, or its first digits if no other begins with them.
-    file : Path
-        The list.
-
-    Returns
-    -------
-    Approval
-        The first line that was removed.
-
-    Raises
-    ------
-    BundleError
-        If none or several digests begin so.
-    OSError
-        If the list cannot be written.
+    The digest may be its first digits. Return the first line that was removed. Raises `BundleError`
+    if none or several digests begin so; `OSError` if the list cannot be written.
     """
     found = [known for known in read_approvals(file) if digest and known.digest.startswith(digest)]
     digests = {known.digest for known in found}

@@ -7,10 +7,13 @@ the place of ``subprocess.Popen`` in Flower's executor, which goes on to write t
 The processes come from the standard library's fork server (`multiprocessing`): a process of one
 thread that loads `fedkd_flwr.bundles.preloaded`, and nothing else. SuperExec's secret, connections
 and threads are not in it. Environment and working directory are those of SuperExec.
+
+If Flower moves a name that `run_superexec` replaces, it ends with an error.
 """
 
 import atexit
 import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
 from multiprocessing import forkserver
@@ -29,10 +32,8 @@ class ForkingUnsafeError(OSError):
 def fork_client_apps() -> None:
     """Start the fork server, and let Flower's executor start its processes from there.
 
-    Raises
-    ------
-    ForkingUnsafeError
-        If the system is not Linux: libraries of macOS start threads, which a fork breaks.
+    Raises `ForkingUnsafeError` if the system is not Linux: libraries of macOS start threads, which
+    a fork breaks.
     """
     if sys.platform != "linux":
         raise ForkingUnsafeError(
@@ -46,13 +47,7 @@ def fork_client_apps() -> None:
 
 
 def start_forked(command: Sequence[str]) -> None:
-    """Execute a command line of `run_client_app` in a process of its own.
-
-    Parameters
-    ----------
-    command : sequence of str
-        Program and options, as Flower's executor writes them.
-    """
+    """Execute a command line of `run_client_app` in a process of its own."""
     context = multiprocessing.get_context("forkserver")
     context.Process(target=run_forked, args=(list(command),)).start()
 
@@ -67,11 +62,6 @@ def run_forked(command: list[str]) -> None:
     """Run a ClientApp in this process, which was forked for it.
 
     It draws new seeds from the system, as a new Python does. Python's own generator has done so.
-
-    Parameters
-    ----------
-    command : list of str
-        Program and options.
     """
     import numpy as np
     import torch
@@ -82,3 +72,25 @@ def run_forked(command: list[str]) -> None:
     torch.seed()
     sys.argv = command
     run_client_app()
+
+
+CLIENT_APP_PROGRAM = "fedkd-clientapp"
+"""The program that `fedkd_flwr.bundles.guard.run_client_app` is installed as."""
+
+
+def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) -> None:
+    """Run Flower's ``flower-superexec`` for ClientApps of approved bundles alone.
+
+    `fresh_processes` starts a new Python for each message, instead of forking one that has loaded
+    PyTorch. Raises `ForkingUnsafeError` if processes cannot be forked here.
+    """
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
+    client_app = flower.TaskType.CLIENT_APP
+    # Other tasks would execute the bundle in processes that do not look at its digest.
+    flower.AutoExecPlugin.supported_task_types = frozenset({client_app})
+    flower.TASK_TYPE_TO_COMMAND.clear()
+    flower.TASK_TYPE_TO_COMMAND[client_app] = CLIENT_APP_PROGRAM
+    if not fresh_processes:
+        fork_client_apps()
+    sys.argv = ["flower-superexec", *arguments]
+    flower.flower_superexec()

@@ -1,7 +1,7 @@
 """Flower's ClientApp process, restricted to approved bundles.
 
 A SuperNode with ``--isolation process`` executes nothing itself: a SuperExec beside it asks for
-tasks, and starts one ``flwr-clientapp`` process per task (`fedkd_flwr.bundles.superexec`).
+tasks, and starts one ``flwr-clientapp`` process per task (`fedkd_flwr.bundles.forking`).
 `run_client_app` is Flower's process, but it compares the digest of the bundle with the list of
 approved ones before it unpacks it, and loads nothing that was not compared. An approved bundle is
 unpacked into a folder that is named by its whole digest.
@@ -41,18 +41,8 @@ class BundleNotApprovedError(PermissionError):
 class Guard:
     """Checks a bundle before it is unpacked, and loads the checked one alone.
 
-    Attributes
-    ----------
-    approved : frozenset of str
-        Digests of the approved bundles.
-    install : callable
-        Flower's ``install_from_fab``.
-    loader : callable
-        Flower's ``get_load_client_app_fn``.
-    folder : Path
-        Below it bundles are unpacked, each in a folder named by its digest.
-    installed : dict of str to Path
-        Where this process has unpacked a checked bundle, by its digest.
+    `install` and `loader` are Flower's ``install_from_fab`` and ``get_load_client_app_fn``. Bundles
+    are unpacked below `folder`, each in a folder named by its digest.
     """
 
     approved: frozenset[str]
@@ -62,18 +52,7 @@ class Guard:
     installed: dict[str, Path] = field(default_factory=dict)
 
     def checked_install(self, fab_file: bytes, **_options: Any) -> Path:
-        """Unpack a bundle if it is approved; replaces ``install_from_fab``.
-
-        Parameters
-        ----------
-        fab_file : bytes
-            The bundle.
-
-        Raises
-        ------
-        BundleNotApprovedError
-            If it is not approved.
-        """
+        """Unpack a bundle if it is approved; replaces ``install_from_fab``."""
         digest = digest_of(fab_file)
         if digest not in self.approved:
             raise BundleNotApprovedError(digest)

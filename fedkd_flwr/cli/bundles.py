@@ -80,8 +80,7 @@ def superexec(
     ] = False,
 ) -> None:
     """Execute approved bundles for a SuperNode; also takes the options of flower-superexec."""
-    from fedkd_flwr.bundles.forking import ForkingUnsafeError
-    from fedkd_flwr.bundles.superexec import run_superexec
+    from fedkd_flwr.bundles.forking import ForkingUnsafeError, run_superexec
 
     try:
         run_superexec(context.args, fresh_processes=fresh_processes)

@@ -1,4 +1,7 @@
-"""What Ctrl-C does: end the process at once, or interrupt a run that can be continued."""
+"""What Ctrl-C does: end the process at once, or interrupt a run that can be continued.
+
+It is loaded before everything else of the command line, and imports the standard library alone.
+"""
 
 import signal
 import threading

@@ -117,7 +117,7 @@ def stop() -> None:
     with one_clear_line():
         import psutil
 
-        from fedkd_flwr.engines.background_superlink import ADDRESS, stop_background_superlinks
+        from fedkd_flwr.engines.superlink import ADDRESS, stop_background_superlinks
 
         try:
             stopped = stop_background_superlinks()

@@ -110,13 +110,7 @@ def user_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def one_clear_line(*further: type[Exception]) -> Iterator[None]:
-    """Turn an exception that is meant for the user into one line and exit status 1.
-
-    Parameters
-    ----------
-    *further : type
-        Exceptions that are for the user too, besides `user_errors`.
-    """
+    """Turn an exception that is meant for the user into one line and exit status 1."""
     try:
         yield
     except typer.Exit:  # a RuntimeError too

@@ -1,11 +1,20 @@
-"""The progress bar of ``fedkd run``: rounds, clients, accuracy and time left."""
+"""The progress of ``fedkd run`` and ``fedkd sweep``: rounds, clients, accuracy and time left."""
 
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 from flwr.app import MessageType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from fedkd_flwr.cli.output import console, say
+from fedkd_flwr.sweeps import SweepProgress
 from strategies.core.rounds import Observer, RoundRecord
 
 DOES = {
@@ -32,14 +41,7 @@ class Display:
 class RunProgress(Display, Observer):
     """A bar over the rounds of a run; it also moves while clients answer.
 
-    Parameters
-    ----------
-    title : str
-        Label of the bar.
-    rounds : int
-        Planned rounds.
-    verbose : bool
-        Whether to print Flower's whole log instead of only its warnings.
+    `verbose` prints Flower's whole log instead of only its warnings.
     """
 
     reads_log = True
@@ -94,3 +96,56 @@ class RunProgress(Display, Observer):
         """Print a line of Flower's log."""
         if self._verbose or "WARNING" in line:
             say(line, to=self._progress.console)
+
+
+class SweepDisplay(Display):
+    """A bar over the runs, and below it one over the rounds of each run in progress.
+
+    On a terminal, bars are shown during the sweep. The lines remain afterwards. Runs that are
+    `done` include earlier ones.
+    """
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self.done = 0
+        # Bars of the runs in progress, by run name.
+        self._bars: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}  {task.fields[status]}"),
+            TimeElapsedColumn(),
+            console=console(),
+            transient=True,
+        )
+        self._runs = self._progress.add_task("runs", total=None, status="")
+
+    def on_run(self, progress: SweepProgress) -> None:
+        """Print that a run has started or ended."""
+        result = (progress.run.summary or {})["last_round"] if progress.run else None
+        status = f"accuracy {result['accuracy_mean']:.1%}" if result else progress.error
+        if progress.state == "continued":
+            status = f"after round {progress.completed}"
+        if progress.missing_extras:
+            status += f" (finished earlier, without {', '.join(progress.missing_extras)})"
+        line = f"{progress.number}/{progress.total} {progress.label}: {progress.state} {status}"
+        say(line.rstrip(), to=self._progress.console)
+        if progress.state in ("started", "continued"):
+            self._bars[progress.name] = self._progress.add_task(
+                f"  {progress.label}",
+                total=progress.rounds,
+                completed=progress.completed,
+                status="",
+            )
+            return
+        self.failed += progress.state == "failed"
+        self.done += progress.state in ("finished", "skipped")
+        self._progress.update(self._runs, total=progress.total, advance=1)
+        if progress.name in self._bars:
+            self._progress.remove_task(self._bars.pop(progress.name))
+
+    def on_round(self, name: str, row: Mapping[str, Any]) -> None:
+        """Show the last finished round of a run."""
+        accuracy = row["accuracy_mean"]
+        status = "" if accuracy is None else f"accuracy {accuracy:.1%}"
+        self._progress.update(self._bars[name], completed=row["round"], status=status)

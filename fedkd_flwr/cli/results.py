@@ -151,7 +151,7 @@ def print_across(
     echo(ranked.to_markdown())
     if figures is not None and not ranked.pairs.empty:
         from fedkd_flwr.plots import plot_ranks
-        from fedkd_flwr.plots.files import write_figures
+        from fedkd_flwr.plots.axes import write_figures
 
         say_figures(write_figures([("ranks", plot_ranks(ranked))], figures, figure_format))
 
@@ -169,7 +169,7 @@ def print_clients(compared: "Comparison", layout: str) -> None:
 def print_pairs(compared: "Comparison", layout: str) -> None:
     """Print what each method gains over each other one."""
     from fedkd_flwr.analysis import rendering
-    from fedkd_flwr.analysis.pairs import matrix_of_pairs, notes_on_pairs, rows_of_pairs
+    from fedkd_flwr.analysis.effects import matrix_of_pairs, notes_on_pairs, rows_of_pairs
     from fedkd_flwr.config import ConfigError
 
     matrix = matrix_of_pairs(compared.pairs, list(compared.table.index))
@@ -237,7 +237,7 @@ def cross(
             say_beside([f"Written: {crossed.save(output)}"])
         if figures is not None:
             from fedkd_flwr.plots import plot_cross
-            from fedkd_flwr.plots.files import write_figures
+            from fedkd_flwr.plots.axes import write_figures
 
             drawn = [(f"{crossed.run.path.name}-cross", plot_cross(crossed))]
             say_figures(write_figures(drawn, figures))

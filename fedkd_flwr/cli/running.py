@@ -103,14 +103,7 @@ def run(
 def deploy(values: Mapping[str, Any], superlink: str, options: Sequence[str]) -> None:
     """Check a config, then start a run on a SuperLink and show its log.
 
-    Parameters
-    ----------
-    values : mapping
-        The flat run config.
-    superlink : str
-        Its name in Flower's config.toml.
-    options : sequence of str
-        Options that were given and have no effect in a deployment; they are refused.
+    Options that were given and have no effect in a deployment are refused.
     """
     from fedkd_flwr.config import ALL_CONNECTED, ConfigError, read_config
     from fedkd_flwr.engines import run_deployment

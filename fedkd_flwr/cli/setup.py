@@ -121,7 +121,7 @@ def _list_data() -> None:
 
 
 def _list_presets() -> None:
-    from fedkd_flwr.config.presets import preset_names, sweep_names
+    from fedkd_flwr.config.toml_files import preset_names, sweep_names
 
     _say_names("Presets, for run", preset_names())
     _say_names("Sweeps, for sweep", sweep_names())

@@ -68,7 +68,7 @@ def sweep(
 ) -> None:
     """Execute the unfinished runs of a sweep; interrupted ones continue."""
     with one_clear_line():
-        from fedkd_flwr.cli.sweep_progress import SweepDisplay
+        from fedkd_flwr.cli.progress import SweepDisplay
         from fedkd_flwr.sweeps import run_sweep, sweep_folder
 
         settings, selection = read_assignments(assignments), read_choices(only)
@@ -105,10 +105,7 @@ def sweep(
 def refuse_replaced_values(file: Path, settings: Mapping[str, Any]) -> None:
     """Refuse ``-c`` for the seeds or methods that the sweep itself lists.
 
-    Raises
-    ------
-    ConfigError
-        With the values in the sweep and the option to type instead.
+    Raises `ConfigError` with the values in the sweep and the option to type instead.
     """
     from fedkd_flwr.config import ConfigError
     from fedkd_flwr.sweeps import grid_values

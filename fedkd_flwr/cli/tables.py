@@ -46,14 +46,7 @@ def show_columns(rows: pd.DataFrame) -> None:
 def fitting(text: pd.DataFrame, width: int, against: str = REFERENCE) -> pd.DataFrame:
     """Return a rendered table without the columns that do not fit.
 
-    Parameters
-    ----------
-    text : DataFrame
-        The cells as text, labels in the first column.
-    width : int
-        Characters of a line.
-    against : str
-        What methods are compared with, which headings name.
+    The width is in characters; headings name what methods are compared with.
     """
     optional = [column for column in COLUMNS.values() if column.left_out]
     for column in sorted(optional, key=lambda column: column.left_out):

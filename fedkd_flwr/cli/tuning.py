@@ -67,7 +67,7 @@ def tune(
             raise typer.Exit(INTERRUPTED) from None
         show_tuning(tuned)
         if figures is not None:
-            from fedkd_flwr.plots.files import write_figures
+            from fedkd_flwr.plots.axes import write_figures
             from fedkd_flwr.plots.tuning import tuning_figures
 
             say_figures(write_figures(tuning_figures(tuned.searches), figures))
@@ -104,13 +104,7 @@ def show_tuning(tuned: "Tuning") -> None:
 
 
 def answer(methods: "Sequence[Tuned]") -> str:
-    """Say which method suits the data, and whether training alone does as well.
-
-    Parameters
-    ----------
-    methods : sequence of Tuned
-        The best on validation data first.
-    """
+    """Say which method suits the data, and whether training alone does as well."""
     best = methods[0]
     alone = next(method for method in methods if method.strategy == "local")
     if best is alone:

@@ -33,10 +33,22 @@ from fedkd_flwr.models.model_pool import (
     plain_copy,
 )
 from fedkd_flwr.models.vectors import fill_model
-from fedkd_flwr.training.divergence import train_unless_it_diverges, undone_if_it_diverges
-from fedkd_flwr.training.fine_tuning import keep_best_epoch
-from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob
-from fedkd_flwr.training.loop import Batch, Loss, epoch_batches, gathered, seeded, train_on
+from fedkd_flwr.training.jobs import (
+    Job,
+    PredictJob,
+    TrainJob,
+    train_unless_it_diverges,
+    undone_if_it_diverges,
+)
+from fedkd_flwr.training.loop import (
+    Batch,
+    Loss,
+    epoch_batches,
+    gathered,
+    keep_best_epoch,
+    seeded,
+    train_on,
+)
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.shared_models import EnsembleClient, Pair, taught
-from fedkd_flwr.models.ensemble import Ensemble
+from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import plain_copy
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import predict_logits

@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.shared_models import EnsembleClient, Pair
-from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.models.features import feature_width, features, narrowest_width
-from fedkd_flwr.models.layers import head_of
+from fedkd_flwr.models.layers import Ensemble, head_of
 from fedkd_flwr.models.model_pool import Architecture, plain_copy
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import seeded

@@ -26,7 +26,7 @@ from fedkd_flwr.clients.stateful import StatefulClient
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.export import keep_only_best, model_card, round_folder, save_personalized_model
-from fedkd_flwr.models.ensemble import Ensemble
+from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import (
     DivergedError,

@@ -1,10 +1,6 @@
 """The run config: its keys, how it is read and checked, presets and the reference."""
 
-from fedkd_flwr.config.code_names import named_code
 from fedkd_flwr.config.combinations import methods_with
-from fedkd_flwr.config.errors import ConfigError
-from fedkd_flwr.config.flat_config import flatten
-from fedkd_flwr.config.importable import require_importable
 from fedkd_flwr.config.old_keys import current_config, lost_keys
 from fedkd_flwr.config.reading import (
     ALL_CONNECTED,
@@ -13,12 +9,20 @@ from fedkd_flwr.config.reading import (
     custom_keys,
     default_values,
     known_names,
+    named_code,
     read_config,
     read_recorded,
+    require_importable,
     settings_types,
     with_own_settings_unpacked,
 )
-from fedkd_flwr.config.run_config import DATA_KEYS, KEYS_WITHOUT_EFFECT, RunConfig
+from fedkd_flwr.config.run_config import (
+    DATA_KEYS,
+    KEYS_WITHOUT_EFFECT,
+    ConfigError,
+    RunConfig,
+    flatten,
+)
 
 __all__ = [
     "ALL_CONNECTED",

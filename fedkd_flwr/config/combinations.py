@@ -1,7 +1,6 @@
 """Combinations of settings that are impossible, though each setting is valid."""
 
-from fedkd_flwr.config.errors import ConfigError
-from fedkd_flwr.config.run_config import RunConfig
+from fedkd_flwr.config.run_config import ConfigError, RunConfig
 from fedkd_flwr.data.registry import NO_PUBLIC_SET
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS
@@ -14,20 +13,7 @@ from strategies.supernets import SearchSettings
 
 
 def check_combinations(run: RunConfig, settings: Settings) -> None:
-    """Refuse impossible combinations of settings.
-
-    Parameters
-    ----------
-    run : RunConfig
-        The common keys.
-    settings : Settings
-        Those of the run's method.
-
-    Raises
-    ------
-    ConfigError
-        With one sentence.
-    """
+    """Refuse impossible combinations of settings."""
     _check_models(run, settings)
     _check_data(run)
     _check_optimizer(run)

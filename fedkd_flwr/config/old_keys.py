@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.methods import METHODS
 
 
@@ -100,11 +100,6 @@ def current_config(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
     Renamed keys have their new names. Removed keys are left out, except those of `lost_keys`, which
     stay as they are.
-
-    Parameters
-    ----------
-    recorded : mapping
-        The run config of a run, of this version or an earlier one.
     """
     lost = lost_keys(recorded)
     current = {key: value for key, value in recorded.items() if key not in OLD_KEYS or key in lost}
@@ -129,13 +124,8 @@ def lost_keys(recorded: Mapping[str, Any]) -> dict[str, Any]:
 def readable_config(current: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return a recorded run config without removed keys.
 
-    Parameters
-    ----------
-    current : mapping
-        Of `current_config`.
-    known : collection of str
-        All keys of this version. A custom method's table may lack some that it had from its base;
-        these are left out where they were neutral.
+    A custom method's table may lack some that it had from its base; these are left out where they
+    were neutral.
     """
     lost = lost_keys(current)
     inherited = {key.rpartition(".")[2]: old for key, old in OLD_KEYS.items() if "." in key}

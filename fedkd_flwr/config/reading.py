@@ -9,20 +9,25 @@ import functools
 import json
 import os
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedkd_flwr.config.combinations import check_combinations
-from fedkd_flwr.config.errors import ConfigError
-from fedkd_flwr.config.flat_config import Scalar, as_scalar, flatten
 from fedkd_flwr.config.old_keys import readable_config, replacement
-from fedkd_flwr.config.run_config import KEYS_WITHOUT_EFFECT, RunConfig
+from fedkd_flwr.config.run_config import (
+    KEYS_WITHOUT_EFFECT,
+    ConfigError,
+    RunConfig,
+    Scalar,
+    as_scalar,
+    flatten,
+)
 from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
-from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.registry import DATASETS
+from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
+from fedkd_flwr.data.registry import DATA, DATASETS, is_function
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, first_refused, kebab_case
@@ -40,12 +45,7 @@ ALL_CONNECTED = {"num-clients": 0, "record-answers": False}
 class Configuration(BaseModel):
     """A complete run config: the common keys and the settings of all methods.
 
-    Attributes
-    ----------
-    run : RunConfig
-        The common keys.
-    of_methods : dict of type to Settings
-        The settings of all methods, by type; several methods may have one type.
+    Several methods may have one type of settings.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
@@ -74,10 +74,7 @@ class Configuration(BaseModel):
     def with_clients(self, number: int) -> "Configuration":
         """Return the same with another number of clients.
 
-        Raises
-        ------
-        ConfigError
-            If the run is impossible with this number.
+        Raises `ConfigError` if the run is impossible with this number.
         """
         plan = self.run.plan.model_copy(update={"num_clients": number})
         configuration = self.with_run(plan=plan)
@@ -174,21 +171,9 @@ def settings_types(own: Method | None = None) -> list[type[Settings]]:
 def read_config(flat: Mapping[str, Any]) -> Configuration:
     """Validate a flat run config.
 
-    Parameters
-    ----------
-    flat : mapping of str to bool, int, float, str or path
-        Names as in ``[tool.flwr.app.config]``, with tables joined by dots; missing keys have their
-        defaults.
-
-    Returns
-    -------
-    Configuration
-        The validated config.
-
-    Raises
-    ------
-    ConfigError
-        On an unknown name, a value out of range or an impossible combination.
+    Names are as in ``[tool.flwr.app.config]``, with tables joined by dots; missing keys have their
+    defaults. Raises `ConfigError` on an unknown name, a value out of range or an impossible
+    combination.
     """
     given = with_own_settings_unpacked(flat)
     flat = {key: _without_path_type(value) for key, value in given.items()}
@@ -208,10 +193,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
 def read_recorded(flat: Mapping[str, Any]) -> Configuration:
     """Validate the flat run config that a run has recorded, without keys that were removed.
 
-    Raises
-    ------
-    ConfigError
-        As `read_config`.
+    Raises `ConfigError` as `read_config`.
     """
     return read_config(readable_config(flat, known_names(_own_method(flat))))
 
@@ -240,10 +222,7 @@ def _own_method(flat: Mapping[str, Any]) -> Method | None:
 def with_own_settings_unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flat run config with the contents of `OWN_SETTINGS` under their own keys.
 
-    Raises
-    ------
-    ConfigError
-        If they are not TOML, or one of them is a key of the run config.
+    Raises `ConfigError` if they are not TOML, or one of them is a key of the run config.
     """
     text = flat.get(OWN_SETTINGS, "")
     if text == "":
@@ -270,10 +249,7 @@ def known_names(own: Method | None = None) -> list[str]:
 def custom_keys(flat: Mapping[str, Any]) -> set[str]:
     """Return the keys that only the custom method of a run config reads.
 
-    Raises
-    ------
-    ConfigError
-        If the custom method cannot be found.
+    Raises `ConfigError` if the custom method cannot be found.
     """
     own = _own_method(flat)
     return {*known_names(own)} - {*known_names()} if own else set()
@@ -320,3 +296,38 @@ def _with_defaults(kind: type[Part]) -> Part:
 
 def _sentence(text: str) -> str:
     return text if text.endswith("?") else f"{text}."
+
+
+def named_code(run_config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names ``module:object`` in a flat run config, each after the key that holds it.
+
+    Folders and data sets of the hub are no code. Raises `ConfigError` if ``own-settings`` cannot be
+    read.
+    """
+    for key, value in with_own_settings_unpacked(run_config).items():
+        if key in KEYS_WITHOUT_EFFECT or ":" not in str(value):
+            continue
+        is_code = is_function if key in DATA else is_custom
+        for text in value if isinstance(value, list | tuple) else [value]:
+            for word in map(str.strip, str(text).split(",")):
+                if is_code(word):
+                    yield key, word
+
+
+def require_importable(configuration: Configuration, place: str) -> None:
+    """Refuse a method, model, data set or partition that exists in this process alone.
+
+    Raises `ConfigError` if the config names one.
+    """
+    if (strategy := configuration.run.strategy) in REGISTERED:
+        raise ConfigError(
+            f"{strategy} is registered in this process, and {place} other ones: keep what "
+            "register returns in a module, and set strategy to module:object."
+        )
+    for key, value in configuration.flat().items():
+        for name in str(value).split(","):
+            if is_of_this_process(name):
+                raise ConfigError(
+                    f"{key} = {name} is an object of this process, and {place} other ones: put "
+                    f"it in a module, and set {key} to module:object."
+                )

@@ -1,11 +1,14 @@
-"""The keys that all methods share, as groups that are declared beside the code that reads them."""
+"""The keys that all methods share, as groups that are declared beside the code that reads them.
 
+Also the error of an invalid run config, and Flower's flat form: one level of names, scalar values.
+"""
+
+from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from fedkd_flwr.config.errors import ConfigError
 from fedkd_flwr.data.registry import HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.methods import Method, find_method
@@ -20,6 +23,34 @@ from strategies.core.settings_groups import (
     fitting,
     some_of,
 )
+
+
+class ConfigError(ValueError):
+    """An invalid run config; the message is one sentence for the user."""
+
+
+Scalar = bool | int | float | str
+"""Values of a Flower run config."""
+
+
+def as_scalar(value: Any) -> Scalar:
+    """Convert a list to text separated by commas; return other values unchanged."""
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    scalar: Scalar = value
+    return scalar
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables, with their names joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
 
 MOST_THREADS = 1024
 """Upper limit of threads: PyTorch crashes without a message when the machine cannot start them."""

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from fedkd_flwr.config import OWN_SETTINGS, ConfigError, RunConfig, settings_types
-from fedkd_flwr.config.flat_config import as_scalar
+from fedkd_flwr.config.run_config import as_scalar
 from fedkd_flwr.custom_objects.importing import CustomObjectError
 from fedkd_flwr.methods import METHODS, REGISTERED, find_method
 from strategies.core.plan import Settings
@@ -40,16 +40,7 @@ NO_WORD = "?"
 class Setting:
     """One setting of a run config.
 
-    Attributes
-    ----------
-    key : str
-        Flat name, ``kt-pfl.rho``.
-    default : str
-        As written in a run config.
-    allowed : str
-        Its range, or the allowed words.
-    meaning : str
-        One or two sentences.
+    `allowed` is its range, or the allowed words.
     """
 
     key: str
@@ -62,14 +53,7 @@ class Setting:
 class Section:
     """Settings that belong together.
 
-    Attributes
-    ----------
-    title : str
-        What they are about, or the methods that read them.
-    settings : list of Setting
-        In the order of their declaration.
-    also_read : tuple of str
-        Keys that the methods read in the tables of other methods.
+    `also_read` are keys that the methods read in the tables of other methods.
     """
 
     title: str
@@ -91,17 +75,9 @@ def settings_reference(method: str = "") -> list[Section]:
     """Return the settings of all runs and of every method, or those of one method alone.
 
     In the whole reference each key is listed once, in its own table. Where settings of several
-    tables mean the same, the later ones refer to the first.
-
-    Parameters
-    ----------
-    method : str
-        Name of a method, or a custom one as ``module:object``; empty for everything.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such method, or a custom one cannot be imported.
+    tables mean the same, the later ones refer to the first. A custom method is named as
+    ``module:object``; empty stands for all. Raises `ConfigError` if there is no such method, or a
+    custom one cannot be imported.
     """
     if not method:
         return _without_repetition([*_common_sections(), *_method_sections()])

@@ -31,14 +31,7 @@ OPTIONS = ("allow-code", "engine", "federation-config", "per-client", "save-mode
 def suggestions(name: str, known: Collection[str], own: Collection[str]) -> list[str]:
     """Return the settings that a name may refer to, the most likely first.
 
-    Parameters
-    ----------
-    name : str
-        The unknown name.
-    known : collection of str
-        All settings. Those of the table in the name have priority.
-    own : collection of str
-        The settings of the chosen method, which have the next priority.
+    Those of the table in the name have priority, then those of the chosen method.
     """
     word = name.lower().replace("_", "-")
     if word in known:

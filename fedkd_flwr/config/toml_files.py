@@ -1,5 +1,6 @@
 """Read settings from presets, other TOML files and ``KEY=VALUE`` assignments."""
 
+import difflib
 import functools
 import tomllib
 from collections.abc import Mapping
@@ -7,23 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.config import ConfigError, RunConfig, read_config, settings_types
-from fedkd_flwr.config.flat_config import Scalar, flatten
-from fedkd_flwr.config.presets import close_names, find_preset, find_sweep, preset_names
+from fedkd_flwr.config.run_config import Scalar, flatten
+from fedkd_flwr.config.suggestions import either
 from strategies.core.settings_groups import SettingsGroup
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a preset: a TOML file with the keys that differ from the defaults.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file, or the name of a shipped preset.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such preset, it is not TOML, or it is a sweep.
+    Raises `ConfigError` if there is no such preset, it is not TOML, or it is a sweep.
     """
     file = find_preset(path) or find_sweep(path)
     if file is None:
@@ -39,17 +32,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings on top of a preset, without its settings of other methods.
 
-    Parameters
-    ----------
-    path : str or Path
-        See `read_toml`.
-    settings : mapping
-        A flat run config, which takes precedence over the preset.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such preset.
+    The settings take precedence over the preset. Raises `ConfigError` if there is no such preset.
     """
     values = {**read_toml(path), **settings}
     try:
@@ -63,17 +46,7 @@ def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]
 def load_toml(path: Path, name: str) -> dict[str, Any]:
     """Read a TOML file, with or without a byte order mark.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    name : str
-        What to call the file in error messages.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read or is not TOML in UTF-8.
+    Raises `ConfigError` if it cannot be read or is not TOML in UTF-8.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -89,12 +62,8 @@ def load_toml(path: Path, name: str) -> dict[str, Any]:
 def parse_assignment(text: str) -> tuple[str, Scalar]:
     """Parse one ``KEY=VALUE``; a value that is not TOML is taken as text.
 
-    Values of text settings are kept as written, without surrounding quotes.
-
-    Raises
-    ------
-    ConfigError
-        If ``=`` or the name is missing.
+    Values of text settings are kept as written, without surrounding quotes. Raises `ConfigError` if
+    ``=`` or the name is missing.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -116,3 +85,67 @@ def _text_keys() -> frozenset[str]:
     kinds: list[type[SettingsGroup]] = [RunConfig, *settings_types()]
     fields = {key: field for kind in kinds for key, field in kind.fields_by_key().items()}
     return frozenset(k for k, field in fields.items() if field.annotation in (str, tuple[str, ...]))
+
+
+SWEEPS = "sweeps"
+"""Folder of the sweeps below the presets."""
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def shipped_folder() -> Path:
+    """Return the folder of presets, in the installed package or in a checkout."""
+    installed = _PACKAGE / "conf"
+    return installed if installed.is_dir() else _PACKAGE.parent / "conf"
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets without the sweeps."""
+    return [name for name in _names() if not name.startswith(f"{SWEEPS}/")]
+
+
+def sweep_names() -> list[str]:
+    """Return the names of the sweeps."""
+    return [name.removeprefix(f"{SWEEPS}/") for name in _names() if name.startswith(f"{SWEEPS}/")]
+
+
+def find_preset(name: str | Path) -> Path | None:
+    """Return the file of a preset, or None.
+
+    A file has priority over a shipped preset.
+    """
+    return _find(name, shipped_folder())
+
+
+def find_sweep(name: str | Path) -> Path | None:
+    """Return the file of a sweep, or None; see `find_preset`."""
+    return _find(name, shipped_folder() / SWEEPS) or find_preset(name)
+
+
+def close_names(name: str | Path, known: list[str]) -> str:
+    """Return a clause that suggests similar names, or how to list all names."""
+    close = difflib.get_close_matches(str(name).removesuffix(".toml"), known, n=3)
+    return f"did you mean {either(close)}?" if close else "`fedkd list presets` shows them."
+
+
+def _find(name: str | Path, folder: Path) -> Path | None:
+    path = Path(name)
+    try:
+        if path.is_file():
+            return path
+        return _shipped(path, folder)
+    except (OSError, ValueError):  # not a valid path
+        return None
+
+
+def _shipped(path: Path, folder: Path) -> Path | None:
+    inside = Path(*path.parts[1:]) if path.parts[:1] == ("conf",) else path
+    shipped = folder / inside.with_name(f"{inside.name.removesuffix('.toml')}.toml")
+    is_below = folder in shipped.resolve().parents
+    return shipped if is_below and shipped.is_file() else None
+
+
+def _names() -> list[str]:
+    folder = shipped_folder()
+    files = sorted(folder.glob("*/*.toml"))
+    return [file.relative_to(folder).with_suffix("").as_posix() for file in files]

@@ -48,12 +48,7 @@ def is_of_this_process(name: str) -> bool:
 def is_named(name: str, given: Collection[str]) -> bool:
     """Return whether the user has given an own name, its module or a package that holds it.
 
-    Parameters
-    ----------
-    name : str
-        As ``module:object``.
-    given : collection of str
-        Names such as ``my_package``, ``my_package.nets`` or ``my_package.nets:TinyNet``.
+    Given are names such as ``my_package``, ``my_package.nets`` or ``my_package.nets:TinyNet``.
     """
     module = name.partition(":")[0]
     return any(one in (name, module) or module.startswith(f"{one}.") for one in given)
@@ -67,16 +62,8 @@ def not_held(names: str) -> list[str]:
 def find_custom(name: str) -> Any:
     """Return the object of a name.
 
-    Parameters
-    ----------
-    name : str
-        As ``module:object``, where both may contain dots.
-
-    Raises
-    ------
-    CustomObjectError
-        If the module cannot be imported or has no such object, or if the name stands for an
-        object of another process.
+    Raises `CustomObjectError` if the module cannot be imported or has no such object, or if the
+    name stands for an object of another process.
     """
     if name in HELD:
         return HELD[name]
@@ -102,21 +89,9 @@ def find_custom(name: str) -> Any:
 def modules_behind(name: str) -> list[str]:
     """Return the modules that a name leads through, and the one that defines its object.
 
-    Parameters
-    ----------
-    name : str
-        As for `find_custom`. The module is imported, and nothing is called.
-
-    Returns
-    -------
-    list of str
-        The first is the module of the name. The last one defines the object if it is a class or a
-        function; an instance belongs to the module that holds it.
-
-    Raises
-    ------
-    CustomObjectError
-        As of `find_custom`.
+    The module is imported, and nothing is called. The first is the module of the name. The last one
+    defines the object if it is a class or a function; an instance belongs to the module that holds
+    it. Raises `CustomObjectError` as of `find_custom`.
     """
     module, _, member = name.partition(":")
     paths = accumulate(member.split("."), "{}.{}".format)
@@ -130,17 +105,7 @@ def modules_behind(name: str) -> list[str]:
 def find_callable(name: str, signature: str) -> Any:
     """Return the callable object of a name.
 
-    Parameters
-    ----------
-    name : str
-        As for `find_custom`.
-    signature : str
-        How it is called, for the message.
-
-    Raises
-    ------
-    CustomObjectError
-        If it cannot be imported or cannot be called.
+    Raises `CustomObjectError` if it cannot be imported or cannot be called.
     """
     found = find_custom(name)
     if not callable(found):
@@ -166,12 +131,7 @@ def name_in_module(thing: Any) -> str | None:
 def hold(thing: Any, label: str) -> str:
     """Keep an object in this process, and return its name.
 
-    Parameters
-    ----------
-    thing : object
-        Replaces the one that was kept under the same label before.
-    label : str
-        How it is called in names; characters that no identifier has are left out.
+    It replaces the one that was kept under the same label before.
     """
     name = f"{OBJECT}:{re.sub(r'[^A-Za-z0-9_]', '', label) or 'unnamed'}"
     HELD[name] = thing

@@ -20,12 +20,7 @@ Split = Callable[[Indices, int, DataSettings, np.random.Generator], list[Indices
 class Supply:
     """The samples that can be allocated.
 
-    Attributes
-    ----------
-    classes : ndarray
-        Shape (K,), the classes in the data set.
-    available : ndarray
-        Shape (K,), samples of each.
+    The classes in the data set, and the samples of each: shape (K,).
     """
 
     classes: Indices
@@ -39,20 +34,8 @@ Counts = Callable[[Supply, int, DataSettings, np.random.Generator], Indices]
 def allocate(labels: Indices, counts: Indices, generator: np.random.Generator) -> list[Indices]:
     """Allocate random samples, so many of each class to each client.
 
-    Parameters
-    ----------
-    labels : ndarray
-        Shape (n,), classes as positions 0..K-1 in `counts`.
-    counts : ndarray
-        Shape (N, K), samples of each class for each client; a column sums to no more than the
-        class holds.
-    generator : numpy.random.Generator
-        Draws who gets which.
-
-    Returns
-    -------
-    list of ndarray
-        N arrays of positions, each sorted; remaining samples are unused.
+    Labels (n,) are positions 0..K-1 in `counts` (N, K), of which a column sums to no more than the
+    class holds. Return N sorted arrays of positions; remaining samples are unused.
     """
     clients, classes = counts.shape
     shares: list[list[Indices]] = [[] for _ in range(clients)]

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.folders import tables_at
-from fedkd_flwr.data.registry import FOLDER, HUB, DataError, hub_id_of
+from fedkd_flwr.data.registry import FOLDER, HUB, DataError, hub_id_of, reads_data
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.tables import Column, read_column, read_table, schema_of
 from strategies.core.randomness import random_generator
@@ -22,15 +21,8 @@ Indices = NDArray[np.int64]
 def client_values(settings: DataSettings) -> NDArray[np.generic]:
     """Return the value of the column ``client-column`` for each sample of the data set.
 
-    Returns
-    -------
-    ndarray
-        Shape (n,), text or whole numbers, in the order of the data set.
-
-    Raises
-    ------
-    DataError
-        If the data set has no such column, or a row has no value in it.
+    Shape (n,), text or whole numbers, in the order of the data set. Raises `DataError` if the data
+    set has no such column, or a row has no value in it.
     """
     if not settings.client_column:
         raise DataError("partition = by-column needs client-column, the column that names clients")
@@ -96,13 +88,9 @@ def values_of_clients(
 ) -> list[NDArray[np.generic]]:
     """Return which values of the column each client has.
 
-    With as many clients as values, client n has the n-th value in sorted order. With fewer
-    clients the values are spread over them at random; their numbers differ by at most one.
-
-    Raises
-    ------
-    DataError
-        If there are more clients than values.
+    With as many clients as values, client n has the n-th value in sorted order. With fewer clients
+    the values are spread over them at random; their numbers differ by at most one. Raises
+    `DataError` if there are more clients than values.
     """
     values = np.unique(client_values(settings))
     if num_clients > len(values):
@@ -121,24 +109,8 @@ def split_by_column(
 ) -> list[Indices]:
     """Split samples by the values of the column ``client-column``.
 
-    Parameters
-    ----------
-    settings : DataSettings
-        Names the data set and the column.
-    private : ndarray
-        Positions in the data set of the samples to split.
-    num_clients, seed : int
-        N, and the seed of the run.
-
-    Returns
-    -------
-    list of ndarray
-        N sorted arrays of positions in `private`.
-
-    Raises
-    ------
-    DataError
-        If the column cannot be read, or a client would have no sample.
+    Return N sorted arrays of positions in `private`, which holds positions in the data set. Raises
+    `DataError` if the column cannot be read, or a client would have no sample.
     """
     held = client_values(settings)[private]
     of_clients = values_of_clients(settings, num_clients, seed)

@@ -45,19 +45,8 @@ def cache_folder() -> Path | None:
 def read_array(path: Path, name: str) -> Tensor | None:
     """Return an array of a file in the cache, mapped into memory; None if it is not there.
 
-    A damaged file is removed, so that it is written again.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    name : str
-        Which of the arrays that `keep_arrays` was given.
-
-    Returns
-    -------
-    Tensor or None
-        As it was kept. A change to it would be this process's alone.
+    A damaged file is removed, so that it is written again. A change to it would be this process's
+    alone.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -80,12 +69,7 @@ def read_array(path: Path, name: str) -> Tensor | None:
 def keep_arrays(path: Path, arrays: Mapping[str, Tensor]) -> None:
     """Write arrays into the cache; log a warning if that fails.
 
-    Parameters
-    ----------
-    path : Path
-        The file; one that is there is replaced.
-    arrays : mapping of str to Tensor
-        Contiguous tensors on the CPU.
+    They are contiguous tensors on the CPU. A file that is there is replaced.
     """
     checksums = {name: _checksum(array) for name, array in arrays.items()}
     try:
@@ -106,17 +90,7 @@ def keep_arrays(path: Path, arrays: Mapping[str, Tensor]) -> None:
 def make_room(folder: Path, most_bytes: int = MOST_BYTES) -> None:
     """Remove the files used longest ago until the others take no more than a number of bytes.
 
-    Parameters
-    ----------
-    folder : Path
-        The cache.
-    most_bytes : int
-        What may stay.
-
-    Raises
-    ------
-    OSError
-        If a file cannot be removed.
+    Raises `OSError` if a file cannot be removed.
     """
     found = []
     for path in folder.glob(f"*{ENDING}"):
@@ -134,22 +108,8 @@ def remove_all(folder: Path) -> tuple[int, int]:
     """Remove all decoded images, so that no copy is left of images that were deleted.
 
     Which file holds which images cannot be told from its name. The next run decodes again what is
-    still there.
-
-    Parameters
-    ----------
-    folder : Path
-        The cache.
-
-    Returns
-    -------
-    files, taken : int
-        How many files were removed, and their bytes.
-
-    Raises
-    ------
-    OSError
-        If a file cannot be removed.
+    still there. Return how many files were removed, and their bytes. Raises `OSError` if a file
+    cannot be removed.
     """
     sizes = []
     for path in folder.glob(f"*{ENDING}"):

@@ -24,25 +24,9 @@ def choose_classes(
 ) -> NDArray[np.bool_]:
     """Let each chooser have some random classes, all classes being chosen equally often.
 
-    Each takes the classes chosen least so far, ties broken at random; so no class is chosen
-    more than once oftener than another, and none runs out before its time.
-
-    Parameters
-    ----------
-    num_choosers, num_classes, size : int
-        Choosers, classes in all, and classes that each gets.
-    generator : numpy.random.Generator
-        Breaks the ties.
-
-    Returns
-    -------
-    ndarray
-        Shape (num_choosers, num_classes), `size` true values in each row.
-
-    Raises
-    ------
-    DataError
-        If there are not `size` classes.
+    Each takes the classes chosen least so far, ties broken at random; so no class is chosen more
+    than once oftener than another, and none runs out before its time. Shape (choosers, classes),
+    `size` true values in each row. Raises `DataError` if there are not `size` classes.
     """
     if size > num_classes:
         raise DataError(
@@ -61,10 +45,7 @@ def choose_two_classes(
 ) -> NDArray[np.bool_]:
     """Let each client have two random classes, by `choose_classes`.
 
-    Raises
-    ------
-    DataError
-        If there is one class.
+    Raises `DataError` if there is one class.
     """
     if num_classes < 2:
         raise DataError(
@@ -122,24 +103,8 @@ def equal_counts(
 ) -> Indices:
     """Give every client the same number of samples of each of its classes.
 
-    Parameters
-    ----------
-    supply : Supply
-        What there is; the scarcest class decides the number.
-    chosen : ndarray
-        Shape (N, K), who has which class.
-    most : int
-        Most samples of a class for each client, 0 for as many as there are.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, K), samples of each class for each client.
-
-    Raises
-    ------
-    DataError
-        If a class has fewer samples than owners.
+    The scarcest class decides the number, which is at most `most` unless that is 0. `chosen` and
+    the result are (N, K). Raises `DataError` if a class has fewer samples than owners.
     """
     holds = chosen.astype(np.int64)
     owners = holds.sum(axis=0)
@@ -157,27 +122,10 @@ def random_counts(
 
     A client's proportions are uniform on the simplex. Each client gets one sample of each of its
     classes, and the rest in these proportions; the class in the largest demand decides the total.
-
-    Parameters
-    ----------
-    supply, chosen
-        As for `equal_counts`; all rows of `chosen` have equally many classes.
-    most : int
-        Most samples of a class for each client, in the mean over its classes; 0 for as many as
-        there are.
-    generator : numpy.random.Generator
-        Draws the proportions.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, K), rows with equal sums.
-
-    Raises
-    ------
-    DataError
-        If a class has fewer than two samples for each of its owners: one that everybody gets,
-        and one for rounding up.
+    `most` limits the mean over a client's classes; 0 for as many as there are. All rows of `chosen`
+    (N, K) have equally many classes, those of the result (N, K) equal sums. Raises `DataError` if a
+    class has fewer than two samples for each of its owners: one that everybody gets, and one for
+    rounding up.
     """
     holds = chosen.astype(np.int64)
     owners, size = holds.sum(axis=0), int(holds[0].sum())

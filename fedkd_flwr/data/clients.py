@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_data import content_digest
@@ -36,6 +35,7 @@ from fedkd_flwr.data.registry import (
     NO_PUBLIC_SET,
     SYMMETRIC,
     DataError,
+    reads_data,
 )
 from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.data.settings import DataPlan, DataSettings
@@ -87,20 +87,8 @@ def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
 def client_indices(plan: DataPlan) -> list[Indices]:
     """Return the positions of each client's samples in the data set, from labels alone.
 
-    Parameters
-    ----------
-    plan : DataPlan
-        The data of the run.
-
-    Returns
-    -------
-    list of ndarray
-        N sorted arrays; none holds a sample of another or of the held-out public set.
-
-    Raises
-    ------
-    DataError
-        If the data set is missing or cannot be split as asked.
+    N sorted arrays; none holds a sample of another or of the held-out public set. Raises
+    `DataError` if the data set is missing or cannot be split as asked.
     """
     settings = plan.settings
     private, _ = _split_pool(plan)
@@ -128,10 +116,7 @@ def client_indices(plan: DataPlan) -> list[Indices]:
 def client_parts(plan: DataPlan, partition_id: int) -> Parts:
     """Return the positions of a client's train, validation and test samples in the data set.
 
-    Raises
-    ------
-    DataError
-        If the data set is missing, or cannot be split as asked.
+    Raises `DataError` if the data set is missing, or cannot be split as asked.
     """
     known = _loaded(plan).parts
     if partition_id not in known:
@@ -150,10 +135,7 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
 def load_private(settings: DataSettings) -> ImageSet:
     """Return the whole private data set, after checking it against the settings.
 
-    Raises
-    ------
-    DataError
-        If it cannot be loaded, or custom data have another shape or other classes.
+    Raises `DataError` if it cannot be loaded, or custom data have another shape or other classes.
     """
     everything = images_of(settings)
     settings.check_custom_data(tuple(everything.images.shape[1:]), everything.classes)
@@ -164,20 +146,9 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     """Refuse data that cannot be loaded or split, before an image is decoded.
 
     Warnings name fewer samples of a class than `samples_per_class` asks for, private and public
-    samples of two scales, and what `fedkd_flwr.data.warnings` finds in custom data.
-
-    Parameters
-    ----------
-    plan : DataPlan
-        The data of the run.
-    public_size : int
-        P, public samples used in a round; 0 if the method uses none.
-
-    Raises
-    ------
-    DataError
-        If a data set is missing, the split over or inside clients cannot be met, or the public
-        set is smaller than P.
+    samples of two scales, and what `fedkd_flwr.data.warnings` finds in custom data. `public_size`
+    is P, 0 if the method uses no public samples. Raises `DataError` if a data set is missing, the
+    split over or inside clients cannot be met, or the public set is smaller than P.
     """
     settings = plan.settings
     read_split(settings.client_split)
@@ -208,10 +179,7 @@ def _warn_of_few_samples(plan: DataPlan) -> None:
 def public_pool_size(settings: DataSettings) -> int:
     """Return how many samples the public set has, before an image is decoded.
 
-    Raises
-    ------
-    DataError
-        If the public data set is missing or shares samples with the private one.
+    Raises `DataError` if the public data set is missing or shares samples with the private one.
     """
     if settings.public_dataset == NO_PUBLIC_SET:
         return 0
@@ -278,21 +246,8 @@ def _loaded(plan: DataPlan) -> _Loaded:
 def public_pool(plan: DataPlan) -> Tensor:
     """Return the whole public pool, one tensor for all clients of the process.
 
-    Parameters
-    ----------
-    plan : DataPlan
-        The data of the run.
-
-    Returns
-    -------
-    Tensor
-        Shape (pool, channels, height, width), float32 on the device; no rows without a public
-        set.
-
-    Raises
-    ------
-    DataError
-        If the public data set is missing or shares samples with the private one.
+    Shape (pool, channels, height, width), float32 on the device; no rows without a public set.
+    Raises `DataError` if the public data set is missing or shares samples with the private one.
     """
     return _loaded(plan).public_images
 
@@ -302,19 +257,7 @@ def public_pool(plan: DataPlan) -> Tensor:
 def public_samples(plan: DataPlan, size: int, server_round: int) -> Tensor:
     """Return the public subset of a round, one tensor for all clients of the process.
 
-    Parameters
-    ----------
-    plan : DataPlan
-        The data of the run; its seed draws the subset.
-    size : int
-        P.
-    server_round : int
-        Which subset.
-
-    Returns
-    -------
-    Tensor
-        Shape (P, channels, height, width), float32 on the device.
+    Shape (P, channels, height, width), float32 on the device.
     """
     pool = public_pool(plan)
     subset = public_subset(len(pool), size, plan.seed, server_round)
@@ -326,23 +269,10 @@ def load_client(
 ) -> ClientData:
     """Return the data of one client; the second call costs nothing, up to `BYTES_KEPT`.
 
-    Parameters
-    ----------
-    plan : DataPlan
-        The data of the run.
-    partition_id : int
-        Which client, 0..N-1.
-    data_path : str
-        A node's own folder of images or Parquet file, as `load_node_data` takes it, in place of
-        a share of the data set. It is split by content, so that samples keep their part while
-        others come and go (`fedkd_flwr.data.content_split`).
-    grouping : Grouping
-        Which samples of the node's own data belong together.
-
-    Raises
-    ------
-    DataError
-        If the data is missing or cannot be split as asked.
+    `data_path` is a node's own folder of images or Parquet file, as `load_node_data` takes it,
+    instead of a share of the data set. It is split by content, so that samples keep their part
+    while others come and go (`fedkd_flwr.data.content_split`). Raises `DataError` if the data is
+    missing or cannot be split as asked.
     """
     loaded, key = _loaded(plan), (partition_id, data_path, grouping)
     if key in loaded.clients:

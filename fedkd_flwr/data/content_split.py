@@ -76,11 +76,8 @@ def content_keys(contents: Iterable[bytes]) -> list[str]:
 def groups_of_files(paths: Sequence[PurePath], pattern: str) -> list[str]:
     """Return the group of each file, as a pattern finds it in the path below the class folder.
 
-    Raises
-    ------
-    DataError
-        If the pattern does not fit all. The message has no name of a file, since it leaves the
-        node.
+    Raises `DataError` if the pattern does not fit all. The message has no name of a file, since it
+    leaves the node.
     """
     found = [re.search(pattern, path.as_posix()) for path in paths]
     groups = [match and (match[1] if match.re.groups else match[0]) for match in found]
@@ -102,31 +99,12 @@ def parts_by_content(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Split samples into train, validation and test by their keys.
 
-    Parameters
-    ----------
-    keys : sequence of str
-        Content or group of each of the n samples. Samples with one key share a part.
-    fractions : str
-        Percentages, as `fedkd_flwr.data.splits.read_split` takes them.
-    partition_id : int
-        The client. It chooses between alternatives of the percentages.
-    folders : sequence of str, optional
-        The folder of each sample, ``train`` or ``test``, where the operator has both. Samples of
-        ``test`` are test samples. Those of ``train`` are divided into train and validation in the
-        proportion of the percentages.
-    kind : str
-        What the keys stand for, ``samples`` or ``groups``, for messages.
-
-    Returns
-    -------
-    train, validation, test : ndarray
-        Sorted positions. A part with a percentage above 0 has at least one sample.
-
-    Raises
-    ------
-    DataError
-        If the percentages are no split, there are too few keys, or the operator's ``test`` is empty
-        or shares a group with ``train``.
+    Samples with one key share a part, and a part with a percentage above 0 has at least one sample.
+    `folders` says ``train`` or ``test`` of each sample where the operator has both; those of
+    ``train`` are divided into train and validation in the proportion of the percentages. `kind`
+    names the keys in messages. Return sorted positions. Raises `DataError` if the percentages are
+    no split, there are too few keys, or the operator's ``test`` is empty or shares a group with
+    ``train``.
     """
     # Not the seed of the run: a sample keeps its part in runs of every seed.
     generator = random_generator(0, "client-split", partition_id)

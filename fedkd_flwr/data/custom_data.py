@@ -16,24 +16,10 @@ SIGNATURE = "() -> (samples (n, ...), labels (n,))"
 def call_for_data(name: str) -> tuple[Tensor, Tensor]:
     """Call a function for its data.
 
-    Parameters
-    ----------
-    name : str
-        The function, as ``module:object``. It has to return the same data in the same order
-        wherever and whenever it is called.
-
-    Returns
-    -------
-    samples : Tensor
-        Shape (n, ...); images (n, channels, height, width) in uint8 stay as they are, everything
-        else becomes float32.
-    labels : Tensor
-        Shape (n,), int64, at least 0.
-
-    Raises
-    ------
-    DataError
-        If it cannot be imported or called, or returns anything else; in one sentence.
+    It has to return the same data in the same order wherever it is called. Samples (n, ...) become
+    float32, but uint8 images (n, channels, height, width) stay as they are; labels are (n,), int64,
+    at least 0. Raises `DataError` if it cannot be imported or called, or returns anything else; in
+    one sentence.
     """
     try:
         load = find_callable(name, SIGNATURE)
@@ -51,17 +37,7 @@ def call_for_data(name: str) -> tuple[Tensor, Tensor]:
 def as_data_set(name: str, given: object) -> tuple[Tensor, Tensor]:
     """Return samples and labels as tensors, after checking them.
 
-    Parameters
-    ----------
-    name : str
-        What they come from, for messages.
-    given : object
-        A pair of arrays, tensors or nested lists.
-
-    Raises
-    ------
-    DataError
-        If it is no such pair; in one sentence.
+    Raises `DataError` if it is no such pair; in one sentence.
     """
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{name} returned a {type(given).__name__}; it should be {SIGNATURE}")

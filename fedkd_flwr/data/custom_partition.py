@@ -14,26 +14,10 @@ def call_for_partition(
 ) -> list[NDArray[np.int64]]:
     """Call a function for a split, and check what it returns.
 
-    Parameters
-    ----------
-    name : str
-        The function, as ``module:object``. It has to return the same split for the same
-        arguments, wherever it is called.
-    labels : ndarray
-        Shape (n,), the class of each sample.
-    num_clients, seed : int
-        N, and the seed of the run.
-
-    Returns
-    -------
-    list of ndarray
-        N sorted arrays of positions in `labels`.
-
-    Raises
-    ------
-    DataError
-        If the function cannot be called, or the split is none: another number of clients, a
-        client without samples, a position out of range, or a sample of two clients.
+    It has to return the same split for the same arguments, wherever it is called. Return N sorted
+    arrays of positions in `labels` (n,). Raises `DataError` if the function cannot be called, or
+    the split is none: another number of clients, a client without samples, a position out of range,
+    or a sample of two clients.
     """
     try:
         split = find_callable(name, SIGNATURE)

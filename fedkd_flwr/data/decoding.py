@@ -27,25 +27,9 @@ def decode_images(
 ) -> Tensor:
     """Decode image files (PNG, JPEG, BMP, TIFF or WebP) to one shape.
 
-    Parameters
-    ----------
-    encoded : sequence of bytes
-        The n files.
-    shape : tuple of int
-        Channels (1 or 3), height and width that every image is brought to; empty for those of
-        the first.
-    names : sequence of str, optional
-        What to call each in an error, its position if left out.
-
-    Returns
-    -------
-    Tensor
-        Shape (n, channels, height, width), uint8.
-
-    Raises
-    ------
-    DataError
-        If the shape is no image's, or one of them cannot be decoded.
+    Shape (n, channels, height, width), uint8. An empty `shape` stands for that of the first image;
+    errors call images by `names`. Raises `DataError` if the shape is no image's, or one of them
+    cannot be decoded.
     """
     if shape and (len(shape) != 3 or shape[0] not in (1, 3)):
         raise DataError(f"images cannot have the shape {shape}; it is 1 or 3, height and width")
@@ -89,17 +73,7 @@ def _pixels(image: "Image.Image") -> Tensor:
 def convert_images(images: Tensor, shape: Shape) -> Tensor:
     """Bring images to another shape: gray or color, and resized bilinearly.
 
-    Parameters
-    ----------
-    images : Tensor
-        Shape (n, 1 or 3, any height, any width), uint8.
-    shape : tuple of int
-        Channels (1 or 3), height and width wanted.
-
-    Returns
-    -------
-    Tensor
-        Shape (n, channels, height, width), uint8.
+    From (n, 1 or 3, any height, any width) to (n, channels, height, width), uint8.
     """
     channels, height, width = shape
     if channels < images.shape[1]:

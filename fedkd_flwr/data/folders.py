@@ -65,20 +65,8 @@ def read_image_folder(path: Path, data_format: DataFormat) -> tuple[list[Path], 
 def class_names(data_path: str, classes: int, label_column: str = "") -> list[str]:
     """Return the names of a node's classes in the order of their numbers.
 
-    Parameters
-    ----------
-    data_path : str
-        The node's ``data-path``; empty for none.
-    classes : int
-        K, the number of classes.
-    label_column : str
-        Column of classes in a table; empty to find it.
-
-    Returns
-    -------
-    list of str
-        The names of the class folders, or those that a table records for its labels. Empty where
-        classes are numbered, or nothing names all of them.
+    The names of the class folders, or those that a table records for its labels. Empty where
+    classes are numbered, or nothing names all of them.
     """
     path = Path(data_path).expanduser()
     if not data_path or not path.exists():
@@ -100,12 +88,8 @@ def hash_of_names(names: Sequence[str]) -> str:
 def folders_and_paths(path: Path, files: Sequence[Path]) -> tuple[list[str], list[PurePath]]:
     """Return in which part each file of a labeled folder lies, and its path below the class folder.
 
-    Returns
-    -------
-    folders : list of str
-        ``train`` or ``test``; no entries where the folder does not have both.
-    paths : list of PurePath
-        Such as ``P07_scan3.png``, or ``P07/scan3.png`` where a class has folders of its own.
+    Folders are ``train`` or ``test``, without entries where there are not both. Paths are such as
+    ``P07_scan3.png``, or ``P07/scan3.png`` where a class has folders of its own.
     """
     parts = parts_of(path)
     roots = [next(part for part in parts if file.is_relative_to(part)) for file in files]

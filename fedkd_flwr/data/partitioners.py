@@ -24,26 +24,8 @@ def partition_indices(
 ) -> list[Indices]:
     """Split samples over clients.
 
-    Parameters
-    ----------
-    labels : ndarray
-        Shape (n,), int64, the class of each sample.
-    settings : DataSettings
-        Names the split, a key of `PARTITIONS`, and has its parameters.
-    num_clients : int
-        N.
-    seed : int
-        Seed of the split.
-
-    Returns
-    -------
-    list of ndarray
-        N arrays of positions in `labels`, each sorted and not empty, no position in two.
-
-    Raises
-    ------
-    DataError
-        If the split cannot be met.
+    Return N sorted arrays of positions in `labels` (n,), none empty, no position in two. Raises
+    `DataError` if the split cannot be met.
     """
     split: Split = resolve_name(PARTITIONS[settings.partition])
     shares = split(labels, num_clients, settings, random_generator(seed, "partition"))
@@ -57,22 +39,9 @@ def partition_indices(
 def fill_up(counts: Indices, minimum: int, generator: np.random.Generator) -> Indices:
     """Fill clients below a minimum from all classes alike, each sample from a random donor.
 
-    A client filled from one other would inherit the few classes of that one, and a predictor of
-    its largest class would be nearly always right.
-
-    Parameters
-    ----------
-    counts : ndarray
-        Shape (N, K), samples of each class for each client, N times `minimum` or more in all.
-    minimum : int
-        Fewest samples of a client; no donor falls below it.
-    generator : numpy.random.Generator
-        Draws the donors, and the class where some have been given equally often.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, K), columns with the sums they had.
+    A client filled from one other would inherit the few classes of that one, and a predictor of its
+    largest class would be nearly always right. Shapes (N, K). Columns keep their sums, and no donor
+    falls below the minimum.
     """
     filled = counts.copy()
     clients, classes = counts.shape
@@ -156,21 +125,8 @@ def draw_classes(
 ) -> Indices:
     """Draw each client's classes from its proportions, as far as there are samples of them.
 
-    Parameters
-    ----------
-    proportions : ndarray
-        Shape (N, K), rows on the simplex.
-    sizes : ndarray
-        Shape (N,), samples of each client; their sum is no more than there are.
-    available : ndarray
-        Shape (K,), samples of each class.
-    generator : numpy.random.Generator
-        Draws the classes.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, K), samples of each class for each client, rows with the sums `sizes`.
+    `proportions` (N, K) have rows on the simplex, `available` (K,) are the samples of each class.
+    The result (N, K) has rows with the sums `sizes` (N,).
     """
     counts = np.zeros(proportions.shape, dtype=np.int64)
     while (missing := sizes - counts.sum(axis=1)).any():

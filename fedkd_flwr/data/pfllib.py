@@ -20,9 +20,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.custom_data import as_data_set
-from fedkd_flwr.data.registry import PFLLIB, DataError
+from fedkd_flwr.data.registry import PFLLIB, DataError, reads_data
 from fedkd_flwr.data.storage import PARTS
 
 Indices = NDArray[np.int64]
@@ -59,15 +58,7 @@ class ClientFiles:
 def client_files(name: str) -> ClientFiles:
     """Return the samples in the files of a folder.
 
-    Parameters
-    ----------
-    name : str
-        ``pfllib:PATH``.
-
-    Raises
-    ------
-    DataError
-        If a file is missing, damaged, or holds anything but arrays of numbers.
+    Raises `DataError` if a file is missing, damaged, or holds anything but arrays of numbers.
     """
     root = Path(name.removeprefix(PFLLIB))
     train, test = (_files_by_number(root / part) for part in PARTS)
@@ -99,10 +90,7 @@ def test_positions(dataset: str) -> Indices:
 def num_clients_in(dataset: str) -> int:
     """Return the number of clients with files.
 
-    Raises
-    ------
-    DataError
-        If the data set is no such folder.
+    Raises `DataError` if the data set is no such folder.
     """
     if not dataset.startswith(PFLLIB):
         raise DataError(f"partition = by-file needs dataset = {PFLLIB}PATH")
@@ -112,10 +100,7 @@ def num_clients_in(dataset: str) -> int:
 def split_by_file(dataset: str, private: Indices, num_clients: int) -> list[Indices]:
     """Return the samples of the first clients, as positions in `private`.
 
-    Raises
-    ------
-    DataError
-        If the data set is no such folder, or has fewer clients.
+    Raises `DataError` if the data set is no such folder, or has fewer clients.
     """
     number = num_clients_in(dataset)
     clients = client_files(dataset).clients
@@ -178,10 +163,7 @@ class _Type:
 class _Array:
     """Stands in for ``numpy.ndarray``.
 
-    Attributes
-    ----------
-    content : object
-        An array of numbers, or what an array of type object with one entry holds.
+    Its content is an array of numbers, or what an array of type object with one entry holds.
     """
 
     content: object = None
@@ -222,10 +204,7 @@ class _NumbersUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in of a name.
 
-        Raises
-        ------
-        pickle.UnpicklingError
-            If it has none.
+        Raises `pickle.UnpicklingError` if it has none.
         """
         if (module, name) not in STAND_INS:
             raise pickle.UnpicklingError(f"{module}.{name} is refused, as it could run code")

@@ -16,15 +16,7 @@ from fedkd_flwr.data.sources import load_images
 
 @dataclass(frozen=True)
 class DataRecord:
-    """What a run directory records of its data.
-
-    Attributes
-    ----------
-    digests : dict of str to str
-        See `data_digests`.
-    split : list of dict
-        See `split_record`.
-    """
+    """What a run directory records of its data."""
 
     digests: dict[str, str]
     split: list[dict[str, Any]]
@@ -38,11 +30,8 @@ class DataRecord:
 def data_digests(plan: DataPlan) -> dict[str, str]:
     """Return SHA-256 digests by which other data, or another split, are noticed.
 
-    Returns
-    -------
-    dict of str to str
-        ``split`` for the clients' samples, by their positions in the data set; ``dataset`` and
-        ``public-dataset`` for the content of data that are not built in.
+    ``split`` for the clients' samples, by their positions in the data set; ``dataset`` and
+    ``public-dataset`` for the content of data that are not built in.
     """
     settings = plan.settings
     digests = {"split": _digest_of_indices(client_indices(plan))}

@@ -22,24 +22,8 @@ def split_public(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Hold out a random part of the samples as the public set.
 
-    Parameters
-    ----------
-    num_samples : int
-        Samples in all.
-    held_out : int
-        Samples to hold out.
-    seed : int
-        Seed of the draw.
-
-    Returns
-    -------
-    private, public : ndarray
-        Sorted positions; together they are 0..num_samples-1.
-
-    Raises
-    ------
-    DataError
-        If nothing would be left for the clients.
+    Return sorted positions, private and public; together they are 0..num_samples-1. Raises
+    `DataError` if nothing would be left for the clients.
     """
     if not 0 <= held_out < num_samples:
         raise DataError(
@@ -56,24 +40,8 @@ def public_images(
 ) -> Tensor:
     """Return the images of another data set in the private shape, without their labels.
 
-    Parameters
-    ----------
-    name, data_root : str
-        As for `fedkd_flwr.data.sources.load_images`.
-    shape : tuple of int
-        Channels, height and width of the private images.
-    data_format : DataFormat
-        What the run config says about data that are not built in.
-
-    Returns
-    -------
-    Tensor
-        Shape (n, channels, height, width), uint8.
-
-    Raises
-    ------
-    DataError
-        If the data set is unknown or missing.
+    Shape (n, channels, height, width), uint8. Raises `DataError` if the data set is unknown or
+    missing.
     """
     images = load_images(name, data_root, data_format).images
     if images.shape[1:] == shape:
@@ -89,28 +57,8 @@ def public_images(
 def public_subset(pool_size: int, size: int, seed: int, server_round: int) -> NDArray[np.int64]:
     """Return which public samples a round uses: the same on the server and on every client.
 
-    A method whose subset stays the same through the run asks for one fixed round.
-
-    Parameters
-    ----------
-    pool_size : int
-        Samples in the public pool.
-    size : int
-        P, samples that the round uses.
-    seed : int
-        Seed of the run.
-    server_round : int
-        Round of the run.
-
-    Returns
-    -------
-    ndarray
-        Shape (P,), int64, sorted, no position twice.
-
-    Raises
-    ------
-    DataError
-        If the pool holds fewer than P samples.
+    A method whose subset stays the same through the run asks for one fixed round. Shape (P,),
+    int64, sorted, no position twice. Raises `DataError` if the pool holds fewer than P samples.
     """
     require_pool(pool_size, size)
     generator = random_generator(seed, "public-subset", server_round)
@@ -118,13 +66,7 @@ def public_subset(pool_size: int, size: int, seed: int, server_round: int) -> ND
 
 
 def require_pool(pool_size: int, size: int) -> None:
-    """Refuse a public subset that is larger than the pool.
-
-    Raises
-    ------
-    DataError
-        If it is.
-    """
+    """Refuse a public subset that is larger than the pool."""
     if size > pool_size:
         raise DataError(
             f"public-size is {size}, but the public set holds {pool_size} samples, the most that "
@@ -135,10 +77,7 @@ def require_pool(pool_size: int, size: int) -> None:
 def number_in_common(public: Tensor, own: Tensor) -> int:
     """Return how many samples of a node's own data are in the public pool, by content.
 
-    Parameters
-    ----------
-    public, own : Tensor
-        Shapes (pool, ...) and (n, ...), of one type, on any device.
+    Shapes (pool, ...) and (n, ...), of one type, on any device.
     """
     known = set(_digests(public))
     return sum(digest in known for digest in _digests(own)) if known else 0

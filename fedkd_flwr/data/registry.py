@@ -1,8 +1,10 @@
 """The data sets and the partitions by name, without loading the code that reads or splits them."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from strategies.core.settings_groups import NoneOfTheAllowedError
@@ -121,11 +123,8 @@ class DataFormat:
 def dataset_name(name: str) -> str:
     """Return a data set's name, with the absolute path of a folder.
 
-    Raises
-    ------
-    NoneOfTheAllowedError
-        If it is neither of `DATASETS`, nor ``hf:ORG/NAME``, ``folder:PATH``, ``pfllib:PATH`` or
-        ``module:object``.
+    Raises `NoneOfTheAllowedError` if it is neither of `DATASETS`, nor ``hf:ORG/NAME``,
+    ``folder:PATH``, ``pfllib:PATH`` or ``module:object``.
     """
     for prefix in (FOLDER, PFLLIB):
         if name.startswith(prefix) and name != prefix:
@@ -138,13 +137,7 @@ def dataset_name(name: str) -> str:
 
 
 def partition_name(name: str) -> str:
-    """Return a split's name: of `PARTITIONS`, `BY_COLUMN`, `BY_FILE` or ``module:object``.
-
-    Raises
-    ------
-    NoneOfTheAllowedError
-        If it is none of these.
-    """
+    """Return a split's name: of `PARTITIONS`, `BY_COLUMN`, `BY_FILE` or ``module:object``."""
     if name in (*PARTITIONS, BY_COLUMN, BY_FILE) or is_custom(name):
         return name
     allowed = [*PARTITIONS, BY_COLUMN, BY_FILE, "or a custom one as module:object"]
@@ -174,11 +167,55 @@ def hub_id_of(name: str) -> str:
 def find_source(name: str) -> Source:
     """Return the data set of a name.
 
-    Raises
-    ------
-    DataError
-        If no data set has that name.
+    Raises `DataError` if no data set has that name.
     """
     if name not in DATASETS:
         raise DataError(f"unknown data set {name!r}; allowed are {', '.join(DATASETS)}")
     return DATASETS[name]
+
+
+Signature = list[tuple[str, int, int]]
+"""Path, size in bytes and time of the last change, in nanoseconds, of each file in a folder."""
+
+
+class Cached(Protocol):
+    """A function with a cache, as `functools.lru_cache` returns it."""
+
+    @property
+    def cache_clear(self) -> Callable[[], None]:
+        """The function that empties the cache."""
+
+
+CachedFunction = TypeVar("CachedFunction", bound=Cached)
+
+_READERS: list[Cached] = []
+_SIGNATURES: dict[Path, Signature] = {}
+
+
+def reads_data(function: CachedFunction) -> CachedFunction:
+    """Empty the cache of a function when a folder of data has changed; a decorator."""
+    _READERS.append(function)
+    return function
+
+
+def forget_changed_folders(*names: str) -> None:
+    """Forget all data that were read if one of these data sets has changed since the last call.
+
+    Only ``folder:PATH`` and ``pfllib:PATH`` count.
+    """
+    folders = [Path(name.partition(":")[2]) for name in names if name.startswith((FOLDER, PFLLIB))]
+    now = {folder.resolve(): _signature(folder) for folder in folders}
+    if any(_SIGNATURES.get(folder, signature) != signature for folder, signature in now.items()):
+        forget_data()
+    _SIGNATURES.update(now)
+
+
+def forget_data() -> None:
+    """Forget all data that were read."""
+    for function in _READERS:
+        function.cache_clear()
+
+
+def _signature(folder: Path) -> Signature:
+    files = ((path, path.stat()) for path in [folder, *sorted(folder.rglob("*"))] if path.is_file())
+    return [(str(path), found.st_size, found.st_mtime_ns) for path, found in files]

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.decoding import to_float
-from fedkd_flwr.data.registry import SYMMETRIC, DataFormat
+from fedkd_flwr.data.registry import SYMMETRIC, DataFormat, reads_data
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images
 
@@ -50,12 +49,8 @@ class Symmetric:
 class Standardized:
     """`per-pixel` and `per-channel`: samples minus their mean, over their standard deviation.
 
-    Pixels are numbers from 0 to 255, as pFedMe (Dinh et al., NeurIPS 2020) prepares MNIST.
-
-    Attributes
-    ----------
-    mean, deviation : Tensor
-        float32, of a shape that broadcasts to that of a sample.
+    Pixels are numbers from 0 to 255, as pFedMe (Dinh et al., NeurIPS 2020) prepares MNIST. Both are
+    float32, of a shape that broadcasts to that of a sample.
     """
 
     mean: Tensor
@@ -77,10 +72,7 @@ class Standardized:
 def standardized_per_pixel(samples: Tensor) -> Standardized:
     """Take mean and deviation of each position of a sample, over all samples.
 
-    Parameters
-    ----------
-    samples : Tensor
-        Shape (n, ...), uint8 or floating-point.
+    Samples (n, ...) are uint8 or floating-point.
     """
     return _standardized(samples, axes=())
 
@@ -88,10 +80,7 @@ def standardized_per_pixel(samples: Tensor) -> Standardized:
 def standardized_per_channel(samples: Tensor) -> Standardized:
     """Take mean and deviation of each channel, over all samples and positions.
 
-    Parameters
-    ----------
-    samples : Tensor
-        Shape (n, channels, ...), uint8 or floating-point.
+    Samples (n, channels, ...) are uint8 or floating-point.
     """
     return _standardized(samples, axes=tuple(range(1, samples.dim() - 1)))
 
@@ -116,10 +105,7 @@ STANDARDIZED = {"per-pixel": standardized_per_pixel, "per-channel": standardized
 def scaling_of(settings: DataSettings) -> Scaling:
     """Return how the samples of a run are scaled, private and public ones alike.
 
-    Raises
-    ------
-    DataError
-        If the data set, whose statistics may be needed, cannot be loaded.
+    Raises `DataError` if the data set, whose statistics may be needed, cannot be loaded.
     """
     if settings.input_scaling == SYMMETRIC:
         return Symmetric()
@@ -139,10 +125,7 @@ def _of_dataset(
 def scaling_from(description: Mapping[str, Any]) -> Scaling:
     """Return the scaling that a model's card describes; `Symmetric` where it has no statistics.
 
-    Parameters
-    ----------
-    description : mapping
-        The card's ``preprocessing``.
+    The description is the card's ``preprocessing``.
     """
     if "mean" not in description:
         return Symmetric()

@@ -152,7 +152,7 @@ class DataSettings(SettingsGroup):
         """K, the number of classes; custom data are loaded if ``num-classes`` is not set."""
         if self.dataset in DATASETS:
             return DATASETS[self.dataset].classes
-        from fedkd_flwr.data.number_of_classes import count_classes  # deferred: it loads PyTorch
+        from fedkd_flwr.data.sources import count_classes  # deferred: it loads PyTorch
 
         return self.configured_classes or count_classes(
             self.dataset, self.data_root, self.data_format
@@ -186,10 +186,7 @@ class DataSettings(SettingsGroup):
     def check_custom_data(self, shape: Shape, classes: int) -> None:
         """Refuse custom data that contradict ``image-shape`` or ``num-classes``.
 
-        Raises
-        ------
-        DataError
-            With what is found.
+        Raises `DataError` with what is found.
         """
         if shape != self.image_shape:
             raise DataError(
@@ -215,19 +212,7 @@ class DataSettings(SettingsGroup):
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Everything that the data of a run depend on; equal plans share one decoded copy.
-
-    Attributes
-    ----------
-    settings : DataSettings
-        Samples, partition and public set.
-    num_clients : int
-        N.
-    seed : int
-        Seed of the run.
-    device : str
-        Where the tensors are to lie.
-    """
+    """Everything that the data of a run depend on; equal plans share one decoded copy."""
 
     settings: DataSettings
     num_clients: int

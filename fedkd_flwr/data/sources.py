@@ -8,7 +8,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.bundled_digits import bundled_digits
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
-from fedkd_flwr.data.changed_folders import reads_data
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
 from fedkd_flwr.data.custom_data import call_for_data
 from fedkd_flwr.data.decoding import convert_images, decode_images
@@ -28,6 +26,7 @@ from fedkd_flwr.data.pfllib import client_files
 from fedkd_flwr.data.registry import (
     FOLDER,
     HUB,
+    MOST_CLASSES,
     PFLLIB,
     DataError,
     DataFormat,
@@ -35,6 +34,7 @@ from fedkd_flwr.data.registry import (
     Source,
     find_source,
     is_function,
+    reads_data,
 )
 from fedkd_flwr.data.storage import digest_of, fingerprint
 from fedkd_flwr.files import plain_name
@@ -50,14 +50,8 @@ DECODING = 2
 class ImageSet:
     """Decoded images with their classes.
 
-    Attributes
-    ----------
-    images : Tensor
-        Shape (n, channels, height, width), uint8; own data may be float32 of any shape.
-    labels : Tensor
-        Shape (n,), int64, from 0 to `classes` - 1.
-    classes : int
-        K, the number of classes.
+    Images (n, channels, height, width) are uint8; own data may be float32 of any shape. Labels (n,)
+    are int64, from 0 to `classes` - 1.
     """
 
     images: Tensor
@@ -68,24 +62,9 @@ class ImageSet:
 def load_labels(name: str, data_root: str = "", data_format: DataFormat = ANY) -> NDArray[np.int64]:
     """Return the classes of all samples without decoding an image.
 
-    Parameters
-    ----------
-    name : str
-        Name of the data set, as `fedkd_flwr.data.registry.dataset_name` takes it.
-    data_root : str
-        Folder that holds Parquet data sets by hub id; empty for the Hugging Face hub.
-    data_format : DataFormat
-        What the config says about data that are not built in.
-
-    Returns
-    -------
-    ndarray
-        Shape (n,), int64, read-only, in the order of `load_images`.
-
-    Raises
-    ------
-    DataError
-        If the data set is unknown, missing, or holds classes it should not.
+    Without a `data_root` they come from the Hugging Face hub. Shape (n,), int64, read-only, in the
+    order of `load_images`. Raises `DataError` if the data set is unknown, missing, or holds classes
+    it should not.
     """
     return _load_labels(name, data_root, _concerning(name, data_format))
 
@@ -94,17 +73,8 @@ def load_images(name: str, data_root: str = "", data_format: DataFormat = ANY) -
     """Return a whole data set, decoded; the second call in a process costs nothing.
 
     What is decoded from image files is kept on disk (`fedkd_flwr.data.cache`), from where other
-    processes have it.
-
-    Parameters
-    ----------
-    name, data_root, data_format
-        As for `load_labels`.
-
-    Raises
-    ------
-    DataError
-        If the data set is unknown or missing, or an image cannot be decoded.
+    processes have it. Raises `DataError` if the data set is unknown or missing, or an image cannot
+    be decoded.
     """
     return _load_images(name, data_root, _concerning(name, data_format))
 
@@ -258,12 +228,8 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
 class OwnData(ImageSet):
     """A node's own data, with what its split into train, validation and test follows from.
 
-    Attributes
-    ----------
-    keys : list of str
-        Content or group of each sample; samples with one key share a part.
-    folders : list of str
-        ``train`` or ``test`` for each sample where the operator has both folders; else empty.
+    Samples with one key share a part. `folders` has ``train`` or ``test`` for each sample where the
+    operator has both folders; else it is empty.
     """
 
     keys: list[str]
@@ -279,26 +245,12 @@ def load_node_data(
 ) -> OwnData:
     """Load a node's own images: a folder with one folder per class, or one Parquet file.
 
-    Parameters
-    ----------
-    path : str or Path
-        The folder or the Parquet file. Folders are classes by their number when all names are
-        numbers; else by alphabetical order, and then there must be one for every class, if
-        need be empty, so that all nodes number the classes alike. A Parquet file has the
-        columns of the Hugging Face hub: ``image`` or ``img``, and ``label`` or ``fine_label``. Or
-        a function, as ``module:object``; see `fedkd_flwr.data.custom_data.call_for_data`.
-    shape : tuple of int
-        Channels, height and width that the images are converted to.
-    classes : int
-        K, the number of classes of the federation.
-    grouping : Grouping
-        Which samples belong together.
-
-    Raises
-    ------
-    DataError
-        If there is nothing at `path`, a class is none of the K, an image is unreadable, or a
-        sample's group cannot be told.
+    Folders are classes by their number when all names are numbers; else by alphabetical order, and
+    then there must be one for every class, if need be empty, so that all nodes number the classes
+    alike. A Parquet file has the columns of the Hugging Face hub: ``image`` or ``img``, and
+    ``label`` or ``fine_label``. The path may also be a function, see
+    `fedkd_flwr.data.custom_data.call_for_data`. Raises `DataError` if there is nothing at `path`, a
+    class is none of the K, an image is unreadable, or a sample's group cannot be told.
     """
     name, path = str(path), Path(path).expanduser()
     if is_custom(name) and not path.exists():
@@ -391,3 +343,36 @@ def _encoded_in(places: list[Path], data_format: DataFormat, grouping: Grouping)
         if grouping.column:
             found.groups.extend(groups_in(table, grouping.column))
     return replace(found, labels=np.concatenate(labels))
+
+
+BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
+"""File of scikit-learn with one row per digit: 64 brightnesses from 0 to 16, and the class."""
+
+
+def bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
+    """Return scikit-learn's digits, (1797, 1, 8, 8) uint8, and their classes.
+
+    The file is read as it lies: importing scikit-learn for it takes seconds.
+    """
+    path = distribution("scikit-learn").locate_file(BUNDLED_DIGITS)
+    rows = np.loadtxt(str(path), delimiter=",", dtype=np.uint8)
+    brightness = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).round()
+    return brightness.to(torch.uint8), rows[:, -1].astype(np.int64)
+
+
+@reads_data
+@functools.cache
+def count_classes(name: str, data_root: str, data_format: DataFormat) -> int:
+    """Return the largest class of a data set plus one; see `load_labels`.
+
+    Raises `DataError` as `load_labels` does, or if there is one class, or more than `MOST_CLASSES`.
+    """
+    classes = int(load_labels(name, data_root, data_format).max()) + 1
+    if classes < 2:
+        raise DataError(f"{name} has labels of one class; a model needs at least two")
+    if classes > MOST_CLASSES:
+        raise DataError(
+            f"{name} has labels up to {classes - 1}, and at most {MOST_CLASSES} classes are "
+            "allowed: number the classes 0, 1, 2, …"
+        )
+    return classes

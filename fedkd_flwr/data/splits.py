@@ -16,20 +16,9 @@ def stratified_order(
 ) -> NDArray[np.int64]:
     """Order samples at random so that every stretch has about the classes of the whole.
 
-    Each sample stands at the share of its class that lies before it: of four samples at
-    1/8, 3/8, 5/8 and 7/8. So a cut anywhere divides every class in the same proportion.
-
-    Parameters
-    ----------
-    labels : ndarray
-        Shape (n,), the classes.
-    generator : numpy.random.Generator
-        Draws the order inside a class, and between classes where they stand level.
-
-    Returns
-    -------
-    ndarray
-        Shape (n,), the positions 0..n-1 in their new order.
+    Each sample stands at the share of its class that lies before it: of four samples at 1/8, 3/8,
+    5/8 and 7/8. So a cut anywhere divides every class in the same proportion. Return the positions
+    0..n-1 in their new order.
     """
     shuffled = generator.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -43,20 +32,9 @@ def stratified_order(
 def read_split(fractions: str) -> tuple[tuple[float, ...], ...]:
     """Read the percentages of a client's split.
 
-    Parameters
-    ----------
-    fractions : str
-        Train, validation and test, as in ``75/0/25``; alternatives as in ``10|30|40/10/50``.
-
-    Returns
-    -------
-    tuple of tuple of float
-        The alternatives for each of the three.
-
-    Raises
-    ------
-    DataError
-        If it is written otherwise, exceeds 100 in all, or leaves train or test empty.
+    Train, validation and test, as in ``75/0/25``; alternatives as in ``10|30|40/10/50``. Return the
+    alternatives for each of the three. Raises `DataError` if it is written otherwise, exceeds 100
+    in all, or leaves train or test empty.
     """
     number = r"\d+(\.\d+)?"
     part = rf"{number}(\|{number})*"
@@ -88,31 +66,12 @@ def split_client(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Split a client's samples into train, validation and test, each with the same classes.
 
-    KT-pFL §5 75/0/25; PersFL §5 60/20/20; PerFed-CKT appendix E 10|30|40/10/50, where a client
-    has one of the alternatives at random and leaves the rest unused.
-
-    Parameters
-    ----------
-    labels : ndarray
-        Shape (n,), the classes of the client's samples.
-    fractions : str
-        Percentages, as `read_split` takes them.
-    seed, partition_id : int
-        Seed of the run, and the client.
-    is_test : ndarray, optional
-        Shape (n,), the test samples where the data set names them. The others are divided into
-        train and validation in the proportion of the percentages.
-
-    Returns
-    -------
-    train, validation, test : ndarray
-        Sorted positions in `labels`, with no position in two. A part with a percentage above
-        0 has at least one sample.
-
-    Raises
-    ------
-    DataError
-        If the percentages are no such split, or the client has too few samples for it.
+    KT-pFL §5 75/0/25; PersFL §5 60/20/20; PerFed-CKT appendix E 10|30|40/10/50, where a client has
+    one of the alternatives at random and leaves the rest unused. Where the data set names its test
+    samples (`is_test`), the others are divided into train and validation in the proportion of the
+    percentages. Return sorted positions in `labels`, no position in two; a part with a percentage
+    above 0 has at least one sample. Raises `DataError` if the percentages are no such split, or the
+    client has too few samples for it.
     """
     generator = random_generator(seed, "client-split", partition_id)
     percentages = chosen_percentages(fractions, generator)

@@ -24,20 +24,8 @@ MOVED = {source.hub_id.partition("/")[2]: source.hub_id for source in DATASETS.v
 def parquet_files(hub_id: str, data_root: str) -> list[Path]:
     """Return the Parquet files of a data set in a data root, train part first.
 
-    They are named as ``train.parquet``, ``train-00000-of-00002.parquet`` or
-    ``train/0000.parquet``, at any depth: the hub has written all of these.
-
-    Parameters
-    ----------
-    hub_id : str
-        Name on the Hugging Face hub, and folder in the data root.
-    data_root : str
-        The folder.
-
-    Raises
-    ------
-    DataError
-        If there are none.
+    They are named as ``train.parquet``, ``train-00000-of-00002.parquet`` or ``train/0000.parquet``,
+    at any depth: the hub has written all of these. Raises `DataError` if there are none.
     """
     folder = Path(data_root).expanduser() / hub_id
     files = [path for part in PARTS for path in _files_of_part(folder, part)]
@@ -61,10 +49,7 @@ def _files_of_part(folder: Path, part: str) -> list[Path]:
 def hub_parts(hub_id: str) -> "DatasetDict":
     """Open a data set of the Hugging Face hub, once a process.
 
-    Raises
-    ------
-    DataError
-        If it cannot be loaded.
+    Raises `DataError` if it cannot be loaded.
     """
     import datasets  # deferred: takes a second, and runs with a data root do without
 
@@ -81,20 +66,9 @@ def hub_parts(hub_id: str) -> "DatasetDict":
 def fingerprint(hub_id: str, data_root: str = "") -> str:
     """Return a digest of a data set before anything is decoded.
 
-    Of the Parquet files of a data root it is that of their content, wherever they lie; of the
-    hub's it follows from the fingerprints that Hugging Face gives to the version it has loaded.
-
-    Parameters
-    ----------
-    hub_id : str
-        Name on the Hugging Face hub, and folder in a data root.
-    data_root : str
-        Folder that holds Parquet data sets by hub id; empty for the hub.
-
-    Raises
-    ------
-    DataError
-        If the data set is missing or a file cannot be read.
+    Of the Parquet files of a data root it is that of their content, wherever they lie; of the hub's
+    it follows from the fingerprints that Hugging Face gives to the version it has loaded. Raises
+    `DataError` if the data set is missing or a file cannot be read.
     """
     digest = hashlib.sha256()
     if data_root:
@@ -142,14 +116,7 @@ def is_tools(folder: str) -> bool:
 def share_samples(private: str, public: str, data_root: str = "") -> bool:
     """Return whether two data sets share samples, as far as names and places tell.
 
-    Parameters
-    ----------
-    private : str
-        Name of a data set, as `fedkd_flwr.data.registry.dataset_name` returns it.
-    public : str
-        Another, of which a folder is taken whole, as it needs no labels.
-    data_root : str
-        Folder that holds Parquet data sets by hub id; empty for the hub.
+    Names are as `dataset_name` returns them. A public folder is taken whole, as it needs no labels.
     """
     if _canonical(private, data_root) == _canonical(public, data_root):
         return True

@@ -22,21 +22,8 @@ Column: TypeAlias = "pa.ChunkedArray[Any]"
 def read_column(hub_id: str, column: str, data_root: str = "") -> list[Column]:
     """Return one column of each part of a data set, train part first.
 
-    The parts may store it in different types, such as int32 and int64.
-
-    Parameters
-    ----------
-    hub_id : str
-        Name on the Hugging Face hub, and folder in a data root.
-    column : str
-        Name of the column.
-    data_root : str
-        Folder that holds Parquet data sets by hub id; empty for the hub.
-
-    Raises
-    ------
-    DataError
-        If the data set or the column is missing, or a file is damaged.
+    The parts may store it in different types, such as int32 and int64. Raises `DataError` if the
+    data set or the column is missing, or a file is damaged.
     """
     if not data_root:
         return _read_hub(hub_id, column)
@@ -46,10 +33,7 @@ def read_column(hub_id: str, column: str, data_root: str = "") -> list[Column]:
 def read_parquet(path: Path, columns: Sequence[str]) -> Column:
     """Return the first of the named columns that a Parquet file has.
 
-    Raises
-    ------
-    DataError
-        If it has none of them, or cannot be read.
+    Raises `DataError` if it has none of them, or cannot be read.
     """
     try:
         file = pa.parquet.ParquetFile(path)
@@ -84,10 +68,7 @@ KNOWN_COLUMNS = {IMAGES: ("image", "img"), LABELS: ("label", "fine_label")}
 def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
     """Return the columns of a data set of the hub, or of a data root.
 
-    Raises
-    ------
-    DataError
-        If the data set is missing or damaged.
+    Raises `DataError` if the data set is missing or damaged.
     """
     if data_root:
         return _opened(parquet_files(hub_id, data_root)[0]).schema_arrow
@@ -111,21 +92,8 @@ def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
 def find_column(schema: pa.Schema, kind: str, wanted: str, owner: str) -> str:
     """Return the column of images or of classes.
 
-    Parameters
-    ----------
-    schema : pa.Schema
-        The columns there are.
-    kind : str
-        `IMAGES` or `LABELS`.
-    wanted : str
-        Its name; empty to find it.
-    owner : str
-        Whose columns they are, for the message.
-
-    Raises
-    ------
-    DataError
-        If there is no such column, or none or several fit.
+    `kind` is `IMAGES` or `LABELS`. It is found where `wanted` is empty. Raises `DataError` if there
+    is no such column, or none or several fit.
     """
     is_of_kind = _holds_files if kind == IMAGES else pa.types.is_integer
     fitting = [field.name for field in schema if is_of_kind(field.type)]
@@ -148,10 +116,7 @@ def _holds_files(column: pa.DataType) -> bool:
 def read_table(path: Path) -> pa.Table:
     """Return a Parquet file, or a folder as ``Dataset.save_to_disk`` of `datasets` writes it.
 
-    Raises
-    ------
-    DataError
-        If it cannot be read.
+    Raises `DataError` if it cannot be read.
     """
     if path.is_file():
         try:
@@ -178,24 +143,8 @@ def names_of_labels(path: Path, label_column: str) -> list[str]:
     """Return the names of the classes that a table records for its labels, by number.
 
     Hugging Face writes the features of a data set into the metadata of its schema; a column of the
-    feature ``ClassLabel`` has names.
-
-    Parameters
-    ----------
-    path : Path
-        As for `read_table`.
-    label_column : str
-        Name of the column of classes; empty to find it.
-
-    Returns
-    -------
-    list of str
-        Empty where the table records none.
-
-    Raises
-    ------
-    DataError
-        If the table cannot be read, or has no such column.
+    feature ``ClassLabel`` has names. Empty where the table records none. Raises `DataError` if the
+    table cannot be read, or has no such column.
     """
     schema = _opened(path).schema_arrow if path.is_file() else read_table(path).schema
     column = find_column(schema, LABELS, label_column, repr(str(path)))
@@ -210,10 +159,8 @@ def names_of_labels(path: Path, label_column: str) -> list[str]:
 def encoded_images(column: Column) -> list[bytes]:
     """Return the files in an image column: structs with a field ``bytes``, or bytes.
 
-    Raises
-    ------
-    DataError
-        If the column holds something else, such as names of files, or a row has no image.
+    Raises `DataError` if the column holds something else, such as names of files, or a row has no
+    image.
     """
     if not _holds_files(column.type):
         raise DataError(
@@ -244,10 +191,7 @@ def _field(column: Column, name: str) -> Column:
 def whole_numbers(column: Column) -> NDArray[np.int64]:
     """Return a label column, shape (n,), int64.
 
-    Raises
-    ------
-    DataError
-        If one of its entries is missing or no whole number.
+    Raises `DataError` if one of its entries is missing or no whole number.
     """
     try:
         # A column's own `to_numpy` loads pandas, which takes a second.
@@ -260,10 +204,7 @@ def whole_numbers(column: Column) -> NDArray[np.int64]:
 def groups_in(table: pa.Table, column: str) -> list[str]:
     """Return the group of each row of a table, as its column of groups names it.
 
-    Raises
-    ------
-    DataError
-        If the table has no such column, or a row has no group.
+    Raises `DataError` if the table has no such column, or a row has no group.
     """
     if column not in table.schema.names:
         raise DataError(f"group-column: the table has no column {column!r}")

@@ -24,13 +24,7 @@ CHANNELS = (1, 3, 4)
 
 
 def warnings_about_data(settings: DataSettings) -> list[str]:
-    """Return what is suspicious about the private data, one sentence each.
-
-    Parameters
-    ----------
-    settings : DataSettings
-        Of a data set that can be loaded; built-in ones are fine.
-    """
+    """Return what is suspicious about the private data, one sentence each."""
     name = settings.dataset
     if name in DATASETS:
         return []
@@ -76,13 +70,8 @@ def _is_repeatable(name: str) -> bool:
 def check_scales(settings: DataSettings) -> None:
     """Compare the scales of private data and of another data set that is public.
 
-    A warning says if custom floats, which keep their scale, meet images, which are scaled to
-    -1..1.
-
-    Raises
-    ------
-    DataError
-        If the statistics of the one kind would scale the other.
+    A warning says if custom floats, which keep their scale, meet images, which are scaled to -1..1.
+    Raises `DataError` if the statistics of the one kind would scale the other.
     """
     private = _float_range(settings.dataset, settings.data_root, settings.data_format)
     public = _float_range(settings.public_dataset, settings.data_root, settings.public_data_format)

@@ -1,9 +1,10 @@
 """Engines: where clients run. In this process, in Flower's Ray simulation, or on nodes."""
 
 from fedkd_flwr.engines.deployment import deployed_to, run_deployment
-from fedkd_flwr.engines.in_process import flower_log_level
-from fedkd_flwr.engines.registry import check_engine, find_engine
+from fedkd_flwr.engines.in_process import InProcessGrid, flower_log_level
 from fedkd_flwr.engines.starting import (
+    check_engine,
+    find_engine,
     resolve_output,
     resume,
     resumed,
@@ -12,7 +13,6 @@ from fedkd_flwr.engines.starting import (
     with_absolute_folders,
     with_natural_clients,
 )
-from fedkd_flwr.grids.in_process import InProcessGrid
 
 __all__ = [
     "InProcessGrid",

@@ -10,8 +10,7 @@ import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.config.toml_files import load_toml
-from fedkd_flwr.engines.app_files import APP_FOLDER, flwr_run_command
-from fedkd_flwr.engines.superlink import quiet_environment
+from fedkd_flwr.engines.superlink import APP_FOLDER, flwr_run_command, quiet_environment
 from strategies.core.flower import get_flwr_home
 from strategies.core.printable_text import without_colors
 
@@ -26,13 +25,7 @@ FINISHED = "Finished. Run directory: "
 
 
 def deployed_to(engine: str) -> str | None:
-    """Return the SuperLink that an engine names, empty for the default; None for others.
-
-    Parameters
-    ----------
-    engine : str
-        As given to ``fedkd run --engine``.
-    """
+    """Return the SuperLink that an engine names, empty for the default; None for others."""
     name, _, superlink = engine.partition(":")
     return superlink if name == DEPLOYMENT else None
 
@@ -40,15 +33,8 @@ def deployed_to(engine: str) -> str | None:
 def require_superlink(name: str) -> None:
     """Refuse a SuperLink that Flower does not know.
 
-    Parameters
-    ----------
-    name : str
-        Name of the connection; empty for Flower's default.
-
-    Raises
-    ------
-    ConfigError
-        With the names in Flower's ``config.toml``.
+    An empty name stands for Flower's default. Raises `ConfigError` with the names in Flower's
+    ``config.toml``.
     """
     file = get_flwr_home() / "config.toml"
     content = load_toml(file, "Flower config") if file.exists() else {}
@@ -69,25 +55,12 @@ def run_deployment(
 ) -> None:
     """Start a run with ``flwr run`` and show its log until it ends.
 
-    The run directory is written on the SuperLink's machine. Data stay on the nodes.
-
-    Parameters
-    ----------
-    configuration : Configuration
-        The validated run config; its folders are on the SuperLink's machine.
-    superlink : str
-        Name of the connection in Flower's ``config.toml``; empty for the default.
-    on_line : callable
-        Is called with each line of Flower's log.
-
-    Raises
-    ------
-    ConfigError
-        If this is not a checkout of the project, from which Flower takes the app, if Flower does
-        not know the SuperLink, or if the nodes could not import the method.
-    RuntimeError
-        If the run fails, is stopped or does not finish; with the line of the log that says why, or
-        else the last one.
+    The run directory is written on the SuperLink's machine. Data stay on the nodes. The config's
+    folders are on that machine. `on_line` is called with each line of Flower's log. Raises
+    `ConfigError` if this is not a checkout of the project, from which Flower takes the app, if
+    Flower does not know the SuperLink, or if the nodes could not import the method; `RuntimeError`
+    if the run fails, is stopped or does not finish; with the line of the log that says why, or else
+    the last one.
     """
     if not (APP_FOLDER / "pyproject.toml").exists():
         raise ConfigError(

@@ -32,17 +32,7 @@ from strategies.core.method_record import Need
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check of a node.
-
-    Attributes
-    ----------
-    check : str
-        What was checked.
-    ok : bool
-        Whether the check passed.
-    text : str
-        What was found, or what is wrong.
-    """
+    """The result of one check of a node."""
 
     check: str
     ok: bool
@@ -52,20 +42,8 @@ class Finding:
 def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> list[Finding]:
     """Check everything that a node needs for a run: policy, config, data, model, folders.
 
-    The policy is that of a deployment where the node config says nothing else.
-
-    Parameters
-    ----------
-    run_config : mapping
-        Flat run config; missing keys have their defaults.
-    node_config : mapping
-        As given to ``flower-supernode --node-config``.
-
-    Returns
-    -------
-    list of Finding
-        One per check, in the order of a node's work. A check is left out if it depends on one
-        that failed.
+    The policy is that of a deployment where the node config says nothing else. One per check, in
+    the order of a node's work. A check is left out if it depends on one that failed.
     """
     findings = [_found("policy", lambda: _check_policy(run_config, node_config))]
     if not findings[0].ok:
@@ -127,10 +105,7 @@ def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any])
 def _check_privacy(client: PersonalClient) -> str:
     """Say how much of the budget is spent, or that the run has no noise.
 
-    Raises
-    ------
-    ValueError
-        If one more training or release of the run would exceed the budget.
+    Raises `ValueError` if one more training or release of the run would exceed the budget.
     """
     policy, ledger = client.policy, client.node.ledger
     if client.run.method.record.family == "nothing":

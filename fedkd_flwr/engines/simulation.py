@@ -9,8 +9,7 @@ from typing import Any
 import tomli_w
 
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.engines.app_files import APP_FOLDER, flwr_run_command
-from fedkd_flwr.engines.superlink import superlink
+from fedkd_flwr.engines.superlink import APP_FOLDER, flwr_run_command, superlink
 from fedkd_flwr.runs import Run, load_run, names_of_code
 from fedkd_flwr.runs.continuing import checkpoint_to_continue_from
 from strategies.core.printable_text import without_colors
@@ -27,22 +26,10 @@ def run_simulation(
 ) -> Run:
     """Run a method with ``flwr run`` under Ray, on a SuperLink started for this run.
 
-    Parameters
-    ----------
-    configuration : Configuration
-        The validated run config, with an absolute output directory.
-    observer : Observer, optional
-        Is told of finished rounds and of lines of Flower's log. Ray's processes do not report
-        progress within a round.
-    resources : mapping, optional
-        Flower's federation config, such as ``client-resources-num-gpus``.
-
-    Raises
-    ------
-    ConfigError
-        If this is no clone of the project, or the config names an object of this process.
-    RuntimeError
-        If the run fails; with the line of the log that says why.
+    The output directory is absolute. Ray's processes do not report progress within a round.
+    `resources` is Flower's federation config, such as ``client-resources-num-gpus``. Raises
+    `ConfigError` if this is no clone of the project, or the config names an object of this process;
+    `RuntimeError` if the run fails; with the line of the log that says why.
     """
     check_simulation(configuration)
     directory = Path(configuration.run.output_dir)

@@ -1,15 +1,16 @@
-"""Start and continue runs from Python."""
+"""Start and continue runs from Python, on an engine that is found by its name."""
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config.toml_files import upon_preset
 from fedkd_flwr.custom_objects.naming import name_objects
-from fedkd_flwr.data.changed_folders import forget_changed_folders
-from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE
-from fedkd_flwr.engines.registry import find_engine
+from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE, forget_changed_folders
+from fedkd_flwr.engines.in_process import check_in_process, run_in_process
+from fedkd_flwr.engines.simulation import check_simulation, run_simulation
 from fedkd_flwr.runs import (
     Run,
     absolute,
@@ -21,7 +22,7 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.recorded import require_same_objects
 from fedkd_flwr.server_app import check_run
-from strategies.core.rounds import OnRound, RowObserver
+from strategies.core.rounds import Observer, OnRound, RowObserver
 from strategies.core.settings_groups import kebab_case
 
 
@@ -142,12 +143,8 @@ def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
 def with_natural_clients(configuration: Configuration) -> Configuration:
     """Return the config with a client for each value of ``client-column`` or each file of PFLlib.
 
-    It is unchanged unless it leaves N open.
-
-    Raises
-    ------
-    DataError
-        If the data set has no such column, or no such files.
+    It is unchanged unless it leaves N open. Raises `DataError` if the data set has no such column,
+    or no such files.
     """
     data, plan = configuration.run.data, configuration.run.plan
     if plan.num_clients or data.partition not in (BY_COLUMN, BY_FILE):
@@ -170,21 +167,10 @@ def resumed(
 ) -> Configuration:
     """Return the config with which a run is continued.
 
-    Parameters
-    ----------
-    path : str or Path
-        The run directory; it may have been moved.
-    changes : mapping, optional
-        Flat run config values that replace recorded ones; `check_run` refuses those that may not.
-    allow_code : str or iterable of str
-        Code that the run's config may name, besides that in `changes`.
-
-    Raises
-    ------
-    RunDirectoryError
-        If there is no run, it is damaged, or it names code that the user has not named.
-    ConfigError
-        If the changes are not valid, or name another directory.
+    The directory may have been moved. `check_run` refuses changes that may not be. Code in
+    `changes` may be named in any case. Raises `RunDirectoryError` if there is no run, it is
+    damaged, or it names code that the user has not named; `ConfigError` if the changes are not
+    valid, or name another directory.
     """
     stopped = load_run(path, allow_code)
     require_same_objects(stopped, changes or {})
@@ -227,3 +213,51 @@ def _kebab(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _absolute(folder: str) -> str:
     return str(absolute(folder)) if folder else ""
+
+
+class Engine(Protocol):
+    """Runs a method as its config says and returns the finished run."""
+
+    def __call__(
+        self,
+        configuration: Configuration,
+        observer: Observer | None = None,
+        resources: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Run the method; see `fedkd_flwr.engines.simulation.run_simulation` for the parameters."""
+
+
+ENGINES: dict[str, Engine] = {"in-process": run_in_process, "simulation": run_simulation}
+"""Where clients can run."""
+
+CHECKS: dict[str, Callable[[Configuration, Mapping[str, Any] | None], None]] = {
+    "in-process": check_in_process,
+    "simulation": check_simulation,
+}
+"""What refuses a run that an engine cannot start on this machine."""
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine of a name.
+
+    Raises `ConfigError` if there is none; with the allowed names.
+    """
+    if name not in ENGINES:
+        starts = [engine for engine in ENGINES if name and engine.startswith(name.lower())]
+        close = starts or difflib.get_close_matches(name.lower(), ENGINES, n=1)
+        meant = f"; did you mean {close[0]}?" if close else "."
+        raise ConfigError(
+            f"engine = {name!r} is not one of {', '.join(ENGINES)} or, for `fedkd run`, "
+            f"deployment:NAME{meant}"
+        )
+    return ENGINES[name]
+
+
+def check_engine(
+    name: str, configuration: Configuration, resources: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse a run that an engine cannot start on this machine.
+
+    Raises `ConfigError` with one sentence; the engine itself would raise the same.
+    """
+    CHECKS[name](configuration, resources)

@@ -1,14 +1,22 @@
-"""The SuperLink that a simulation on this machine uses and stops at its end."""
+"""The SuperLink that a simulation uses and stops at its end, the app it runs, and Flower's own."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+
+import psutil
+
+from strategies.core import flower
+from strategies.core.flower import LOCAL_SUPERLINK_HTTP_API_PORT
 
 START_SECONDS = 60.0
 """How long a SuperLink may take to start."""
@@ -18,18 +26,9 @@ START_SECONDS = 60.0
 def superlink(folder: Path) -> Iterator[dict[str, str]]:
     """Start a local SuperLink on free ports, and stop it at the end.
 
-    Flower would start one itself on a fixed port and leave it running, with the working
-    directory and environment of its first caller.
-
-    Parameters
-    ----------
-    folder : Path
-        Becomes its FLWR_HOME.
-
-    Yields
-    ------
-    dict of str to str
-        The environment in which ``flwr`` finds it.
+    Flower would start one itself on a fixed port and leave it running, with the working directory
+    and environment of its first caller. `folder` becomes its FLWR_HOME. Yield the environment in
+    which ``flwr`` finds it.
     """
     http_port, control_port = free_port(), free_port()
     env = {
@@ -91,3 +90,133 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", port: str) -> None:
         except OSError:
             time.sleep(0.2)
     raise RuntimeError("Flower's SuperLink did not start on this machine.")
+
+
+APP_FOLDER = Path(__file__).resolve().parent.parent.parent
+"""The folder with pyproject.toml. If the project is installed as a package, it has none."""
+
+
+def copy_app(folder: Path) -> Path:
+    """Copy the files of the app to a folder, and return the folder."""
+    files = {path.relative_to(APP_FOLDER).as_posix(): path for path in _files_below(APP_FOLDER)}
+    for name in flower.filter_paths_for_publish(files):
+        copy = folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(files[name], copy)
+    return folder
+
+
+def flwr_run_command(folder: Path) -> list[str]:
+    """Return the command ``flwr run APP``, with a copy of the app in a temporary folder."""
+    return [str(Path(sys.executable).parent / "flwr"), "run", str(copy_app(folder / "app"))]
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    """Yield all files but those in hidden folders and environments, and links as Flower does."""
+    for parent, folders, names in os.walk(root):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and not Path(parent, name, "pyvenv.cfg").exists()
+        ]
+        paths = (Path(parent, name) for name in names)
+        yield from (path for path in paths if not path.is_symlink())
+
+
+PROGRAM = "flower-superlink"
+"""Flower's program, as it stands in the command line."""
+
+SIMULATION_PROGRAM = "flwr-simulation"
+"""Flower's program that executes one run in simulation."""
+
+LOG_FILE = ("local-superlink", "superlink.log")
+"""Last parts of the path that Flower passes as ``--log-file``."""
+
+STOP_SECONDS = 20.0
+"""How long processes may take to end before they are killed."""
+
+ADDRESS = f"127.0.0.1:{LOCAL_SUPERLINK_HTTP_API_PORT}"
+"""Where ``flwr run`` looks for its SuperLink."""
+
+
+@dataclass(frozen=True)
+class StoppedSuperLink:
+    """A background SuperLink that was stopped.
+
+    `may_have_run` says whether a run's process was alive, so that a run was executing or had just
+    finished.
+    """
+
+    process_id: int
+    may_have_run: bool
+
+
+def stop_background_superlinks() -> list[StoppedSuperLink]:
+    """Stop the background SuperLink of this user, and the processes that it started.
+
+    Return what was stopped; empty if none was running. Raises `psutil.AccessDenied` if the
+    operating system does not let this user stop it.
+    """
+    return [_stop(process) for process in _background_superlinks()]
+
+
+def is_background_superlink(command_line: list[str]) -> bool:
+    """Return whether a command line is that of the SuperLink that ``flwr run`` starts.
+
+    The interpreter may come first.
+    """
+    programs = [Path(argument).stem for argument in command_line[:2]]
+    options = dict(pairwise(command_line))
+    return (
+        PROGRAM in programs
+        and "--simulation" in command_line
+        and options.get("--port") == LOCAL_SUPERLINK_HTTP_API_PORT
+        and Path(options.get("--log-file", "")).parts[-2:] == LOG_FILE
+    )
+
+
+def _background_superlinks() -> list[psutil.Process]:
+    user = psutil.Process().username()
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "username"])
+        # Both are None where the operating system does not tell.
+        if process.info["username"] == user
+        and is_background_superlink(process.info["cmdline"] or [])
+    ]
+
+
+def _stop(process: psutil.Process) -> StoppedSuperLink:
+    """Stop a SuperLink, then those of its processes that do not end with it."""
+    started: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        started = process.children(recursive=True)
+    may_have_run = any(map(_executes_a_run, started))
+    with suppress(psutil.NoSuchProcess):
+        process.terminate()
+    # The SuperLink ends its own processes; the rest is killed.
+    remaining = [process, *started]
+    deadline = time.monotonic() + STOP_SECONDS
+    while (remaining := _running(remaining)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for late in remaining:
+        with suppress(psutil.NoSuchProcess):
+            late.kill()
+    return StoppedSuperLink(process.pid, may_have_run)
+
+
+def _executes_a_run(process: psutil.Process) -> bool:
+    try:
+        return any(Path(part).stem == SIMULATION_PROGRAM for part in process.cmdline()[:2])
+    except psutil.Error:
+        return False
+
+
+def _running(processes: Collection[psutil.Process]) -> list[psutil.Process]:
+    """Return the processes that have not ended; one that awaits its parent's notice has."""
+    running = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                running.append(process)
+    return running

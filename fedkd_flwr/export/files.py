@@ -22,12 +22,11 @@ from fedkd_flwr.data.scaling import scaling_of
 from fedkd_flwr.files import replacing
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.custom_models import checked_custom_model
-from fedkd_flwr.models.darts.genotype import Genotype
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import Genotype, SearchSpace
 from fedkd_flwr.models.darts.settings import SupernetSettings
-from fedkd_flwr.models.ensemble import Ensemble
 from fedkd_flwr.models.estimator_model import EstimatorModel
 from fedkd_flwr.models.estimators import estimator_to_read, is_estimator
+from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.training.blending import Blend, BlendedModel
 from strategies.core.flower import log
@@ -55,22 +54,9 @@ def model_card(
 ) -> dict[str, Any]:
     """Return the metadata that a reader of a model's weights needs.
 
-    Parameters
-    ----------
-    run : RunConfig
-        The run that trained the model.
-    run_id : str
-        The id that the server gave to the run; empty for none.
-    model_name : str
-        Its architecture, a key of `fedkd_flwr.models.registry.MODELS`.
-    partition_id : int
-        Whose model it is.
-    data_path : str
-        The client's own data, whose folders name the classes; empty for a share of the data set.
-    metrics : mapping of str to float
-        Results of the model.
-    shared_model : str
-        Architecture of a second model, if the file holds an `Ensemble` of both.
+    `data_path` is the client's own data, whose folders name the classes; empty for a share of the
+    data set. `shared_model` is the architecture of a second model, if the file holds an `Ensemble`
+    of both.
     """
     card: dict[str, Any] = {
         "model": model_name,
@@ -101,20 +87,8 @@ def model_card(
 def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: Path) -> Path:
     """Write a model and its card, both completely or not at all.
 
-    Parameters
-    ----------
-    model : nn.Module
-        What is to be written.
-    card : mapping
-        As `model_card` returns it.
-    folder : Path
-        Gets ``<partition-id>.safetensors`` and ``<partition-id>.json``; made if missing, for the
-        owner alone.
-
-    Returns
-    -------
-    Path
-        The safetensors file.
+    The folder gets ``<partition-id>.safetensors``, which is returned, and ``<partition-id>.json``;
+    it is made if missing, for the owner alone.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{card['partition-id']}.safetensors"
@@ -138,17 +112,8 @@ def round_folder(folder: Path, server_round: int) -> Path:
 def models_of_round(folder: str | Path, server_round: int) -> dict[int, Path]:
     """Return each client's model at the end of a round, of a run with ``keep-best``.
 
-    Parameters
-    ----------
-    folder : str or Path
-        The run's ``models-dir``.
-    server_round : int
-        The last round, or the best one, ``summary["validation_round"]["round"]``.
-
-    Returns
-    -------
-    dict of int to Path
-        By partition-id; of a client that was not evaluated in that round, the model before it.
+    The best round is ``summary["validation_round"]["round"]``. By partition-id; of a client that
+    was not evaluated in that round, the model before it.
     """
     files: dict[int, Path] = {}
     for file in sorted(Path(folder).expanduser().glob("round-*/*.safetensors")):
@@ -160,14 +125,7 @@ def models_of_round(folder: str | Path, server_round: int) -> dict[int, Path]:
 def keep_only_best(folder: Path, partition_id: int, best_round: int) -> None:
     """Remove a client's models of all rounds but the best so far, before it writes another.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run's models.
-    partition_id : int
-        Whose models.
-    best_round : int
-        The best round so far, 0 for none.
+    A best round of 0 stands for none.
     """
     files = sorted(folder.glob(f"round-*/{partition_id}.safetensors"))
     kept = [file for file in files if _round_of(file) <= best_round][-1:]
@@ -186,17 +144,8 @@ def _round_of(file: Path) -> int:
 def read_card(path: str | Path) -> dict[str, Any]:
     """Return the card beside a personalized model.
 
-    Parameters
-    ----------
-    path : str or Path
-        A ``<partition-id>.safetensors`` file.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the weights or the card are missing.
-    ValueError
-        If the card is cut off, or is no card.
+    Raises `FileNotFoundError` if the weights or the card are missing; `ValueError` if the card is
+    cut off, or is no card.
     """
     weights = Path(path).expanduser()
     described = weights.with_suffix(".json")

@@ -20,14 +20,8 @@ BATCH = 256
 class Prediction:
     """What a model says about one image.
 
-    Attributes
-    ----------
-    file : Path
-        The image.
-    label : str
-        Name of the most probable class; its number if the card names none.
-    probability : float
-        The softmax of the logits at that class.
+    The label is the class's number if the card names none. The probability is the softmax of the
+    logits at that class.
     """
 
     file: Path
@@ -38,10 +32,7 @@ class Prediction:
 def files_at(paths: Sequence[Path]) -> list[Path]:
     """Return the images among some paths: files as they are, and those below folders.
 
-    Raises
-    ------
-    FileNotFoundError
-        If a path is missing, or there is no image.
+    Raises `FileNotFoundError` if a path is missing, or there is no image.
     """
     found = []
     for path in paths:
@@ -57,26 +48,10 @@ def files_at(paths: Sequence[Path]) -> list[Path]:
 def predict(model_path: Path, files: Sequence[Path], builder: Any = None) -> list[Prediction]:
     """Classify images with a personalized model on the CPU.
 
-    The images are brought to the shape and scale that the model was trained with.
-
-    Parameters
-    ----------
-    model_path : Path
-        A ``<partition-id>.safetensors`` file with its card beside it.
-    files : sequence of Path
-        Images in a documented format.
-    builder : callable or estimator, optional
-        Of a custom model, as for `load_model`.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the model, its card or an image is missing.
-    ValueError
-        If the model is a custom one and `builder` is left out, the file has other tensors, or the
-        model is not one of images.
-    DataError
-        If a file is no readable image.
+    The images are brought to the shape and scale that the model was trained with. Raises
+    `FileNotFoundError` if the model, its card or an image is missing; `ValueError` if the model is
+    a custom one and `builder` is left out, the file has other tensors, or the model is not one of
+    images; `DataError` if a file is no readable image.
     """
     card, model = read_card(model_path), load_model(model_path, builder)
     shape = tuple(card["shape"])

@@ -8,7 +8,7 @@ from torch import nn
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.custom_models import build_custom_model
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.registry import ANY_SHAPE, DARTS_MODELS, MODELS, SMALLEST_SIDES, model_name
 
 
@@ -66,18 +66,7 @@ def build_model(
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Count the parameters of a model. Running statistics are not included.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Any model.
-
-    Returns
-    -------
-    int
-        Sum of the sizes of its parameters.
-    """
+    """Count the parameters of a model. Running statistics are not included."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -86,15 +75,7 @@ def build_fitting(
 ) -> nn.Module:
     """Build a model, after making sure that it takes samples of a shape.
 
-    Parameters
-    ----------
-    name, shape, classes, search_space
-        As for `build_model`.
-
-    Raises
-    ------
-    ValueError
-        If it does not, with the reason and the built-in models that do.
+    Raises `ValueError` if it does not, with the reason and the built-in models that do.
     """
     if is_custom(name):
         return build_model(name, shape, classes)

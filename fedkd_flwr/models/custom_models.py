@@ -13,26 +13,9 @@ SIGNATURE = "(shape, classes) -> torch.nn.Module"
 def build_custom_model(name: str, shape: Shape, classes: int) -> nn.Module:
     """Build a custom model, and find its head with one sample of zeros.
 
-    Lazy layers get their size from that sample.
-
-    Parameters
-    ----------
-    name : str
-        The builder, as ``module:object``; a class of modules or a function.
-    shape : tuple of int
-        Of a sample, without the batch.
-    classes : int
-        Number of logits.
-
-    Returns
-    -------
-    nn.Module
-        Maps float32 samples (N, *shape) to logits (N, classes).
-
-    Raises
-    ------
-    CustomObjectError
-        If the builder or the model cannot be used, in one sentence.
+    Lazy layers get their size from that sample. It maps float32 samples (N, *shape) to logits (N,
+    classes). Raises `CustomObjectError` if the builder or the model cannot be used, in one
+    sentence.
     """
     builder = find_callable(name, SIGNATURE)
     try:
@@ -46,17 +29,7 @@ def build_custom_model(name: str, shape: Shape, classes: int) -> nn.Module:
 def checked_custom_model(model: object, name: str, shape: Shape, classes: int) -> nn.Module:
     """Return a model with its head marked, after checking that it fits.
 
-    Parameters
-    ----------
-    model : object
-        What was built.
-    name, shape, classes
-        As for `build_custom_model`.
-
-    Raises
-    ------
-    CustomObjectError
-        If it does not fit, in one sentence.
+    Raises `CustomObjectError` if it does not fit, in one sentence.
     """
     if not isinstance(model, nn.Module):
         raise CustomObjectError(

@@ -36,18 +36,10 @@ class EstimatorModel(nn.Module):
     """An estimator as a module, refitted from scratch by `fit`.
 
     Labels are numbered without gaps for the estimator, and a single class needs none. Before the
-    first fit all classes are equally probable.
-
-    Parameters
-    ----------
-    create : callable
-        Returns an estimator that is not fitted.
-    classes : int
-        K.
-    trusted : collection of str, optional
-        Types, besides those that skops knows to be safe, that a stored state may have. By default,
-        for a state that this client has written itself, all of the packages to which the estimator
-        and its parts belong.
+    first fit all classes are equally probable. `create` returns an estimator that is not fitted.
+    `trusted` are types, besides those that skops knows to be safe, that a stored state may have. By
+    default, for a state that this client has written itself, these are all of the packages to which
+    the estimator and its parts belong.
     """
 
     def __init__(
@@ -70,14 +62,8 @@ class EstimatorModel(nn.Module):
     def fit(self, samples: Tensor, labels: Tensor, weights: Tensor) -> None:
         """Fit a new estimator.
 
-        Parameters
-        ----------
-        samples : Tensor
-            Shape (n, ...). Each is one row of numbers for the estimator.
-        labels : Tensor
-            Shape (n,), 0..K-1.
-        weights : Tensor
-            Shape (n,). Rows without weight are left out.
+        Samples (n, ...) are rows of numbers, labels (n,) are 0..K-1. Rows whose weight (n,) is 0
+        are left out.
         """
         kept = (weights > 0).cpu().numpy()
         present, numbers = np.unique(labels.cpu().numpy()[kept], return_inverse=True)
@@ -120,10 +106,7 @@ class EstimatorModel(nn.Module):
     def read(self) -> dict[str, Any]:
         """Return the estimator and its labels, read from a state that was taken over.
 
-        Raises
-        ------
-        ValueError
-            If the state has types that are not trusted, with their names.
+        Raises `ValueError` if the state has types that are not trusted, with their names.
         """
         if self._state is None:
             assert self._packed is not None
@@ -143,10 +126,7 @@ def _rows(samples: Tensor) -> NDArray[np.float32]:
 def _predicted(estimator: Any, samples: Tensor, classes: int) -> NDArray[np.float64]:
     """Return the probabilities (n, K) of samples (n, ...) by a fitted estimator.
 
-    Raises
-    ------
-    CustomObjectError
-        If it returns anything else.
+    Raises `CustomObjectError` if it returns anything else.
     """
     found = np.asarray(estimator.predict_proba(_rows(samples)), dtype=np.float64)
     asked = f"predict_proba of {type(estimator).__name__}"
@@ -175,10 +155,7 @@ def _packages_of(estimator: Any) -> set[str]:
 def _read_state(packed: bytes, trusts: Callable[[str], bool]) -> dict[str, Any]:
     """Read a skops file.
 
-    Raises
-    ------
-    ValueError
-        If it has types that are not trusted, with their names.
+    Raises `ValueError` if it has types that are not trusted, with their names.
     """
     import skops.io
 
@@ -202,15 +179,6 @@ def fitted_types(create: Callable[[], Any], features: int, classes: int) -> set[
     """Return the types of which a fitted estimator consists, without those that skops trusts.
 
     They are found by fits on random numbers, of two classes and of all.
-
-    Parameters
-    ----------
-    create : callable
-        Returns an estimator that is not fitted.
-    features : int
-        Numbers of a sample.
-    classes : int
-        K.
     """
     import skops.io
 
@@ -239,23 +207,10 @@ def weighted_rows(
     """Return soft labels as rows with one class each, weighted by its probability.
 
     Fitting them minimizes the cross-entropy to the soft labels, for an estimator whose loss is the
-    weighted cross-entropy.
-
-    Parameters
-    ----------
-    samples : Tensor
-        Shape (P, ...).
-    probabilities : Tensor
-        Shape (P, K), rows on the simplex.
-    top : int
-        Number of the most probable classes of a sample that get a row; their probabilities are
-        divided by their sum. 0 for all.
-
-    Returns
-    -------
-    samples, labels, weights : Tensor
-        Shapes (n, ...), (n,) and (n,), without rows of probability 0. The weights of a sample sum
-        to 1.
+    weighted cross-entropy. Samples (P, ...) and probabilities (P, K) give samples (n, ...), labels
+    (n,) and weights (n,), without rows of probability 0; the weights of a sample sum to 1. With
+    `top`, only so many of the most probable classes get a row, and their probabilities are divided
+    by their sum.
     """
     if top:
         threshold = probabilities.topk(min(top, probabilities.shape[1]), dim=1)

@@ -35,10 +35,7 @@ def is_estimator(thing: Any) -> bool:
 def names_estimator(name: str) -> bool:
     """Return whether the name of a model stands for an estimator. A custom one is imported.
 
-    Raises
-    ------
-    CustomObjectError
-        If it cannot be imported, or predicts no probabilities.
+    Raises `CustomObjectError` if it cannot be imported, or predicts no probabilities.
     """
     if not is_custom(name):
         return False
@@ -56,19 +53,9 @@ def names_estimator(name: str) -> bool:
 def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> Any:
     """Create an estimator that is not fitted.
 
-    Parameters
-    ----------
-    name : str
-        A name for which `names_estimator` holds.
-    options : mapping, optional
-        Parameters: those of the class, or those that ``set_params`` of the object sets.
-    seed : int
-        For every parameter ``random_state`` that is None, including those of inner estimators.
-
-    Raises
-    ------
-    CustomObjectError
-        If it cannot be created, or its ``fit`` takes no ``sample_weight``; in one sentence.
+    The seed is for every parameter ``random_state`` that is None, including those of inner
+    estimators. Raises `CustomObjectError` if it cannot be created, or its ``fit`` takes no
+    ``sample_weight``; in one sentence.
     """
     from sklearn.utils.validation import has_fit_parameter  # deferred: networks do without
 
@@ -109,19 +96,7 @@ def _told(error: BaseException) -> str:
 def try_estimator(name: str, create: Callable[[], Any], features: int) -> None:
     """Refuse an estimator that cannot be fitted, asked for probabilities, stored and read again.
 
-    Parameters
-    ----------
-    name : str
-        For the message.
-    create : callable
-        Returns an estimator that is not fitted.
-    features : int
-        Numbers of a sample.
-
-    Raises
-    ------
-    CustomObjectError
-        With what failed on random numbers, in one sentence.
+    Raises `CustomObjectError` with what failed on random numbers, in one sentence.
     """
     try:
         fitted = fitted_on_random_numbers(create, features, classes=2)
@@ -155,14 +130,7 @@ def estimator_to_read(
 ) -> EstimatorModel:
     """Return a model for a state that somebody else may have written.
 
-    Parameters
-    ----------
-    kind : type or object
-        The class of the estimator, or one that is not fitted.
-    features, classes : int
-        Numbers of a sample, and K.
-    trusted : collection of str, optional
-        Types that the state may have; by default its `fitted_types`.
+    `trusted` are types that the state may have; by default its `fitted_types`.
     """
     create = partial(created, kind)
     if trusted is None:

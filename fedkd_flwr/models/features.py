@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.layers import head_of, mark_head
 from fedkd_flwr.models.settings import ModelSettings
 
@@ -39,10 +39,7 @@ def features(model: nn.Module, images: Tensor) -> Tensor:
 class FeatureExtractor(nn.Module):
     """A model that outputs its features, for functions that predict with a model.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Not copied. Its weights are shared.
+    The weights are shared with the model, not copied.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -57,20 +54,9 @@ class FeatureExtractor(nn.Module):
 def with_common_width(model: nn.Module, width: int) -> nn.Module:
     """Give a model a common feature width, by a linear projection before its head.
 
-    A model with that width is not changed. Otherwise the head is replaced by a projection and a
-    new head, and the features are the output of the projection.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Changed in place. New layers are initialized by PyTorch.
-    width : int
-        d, the same for all clients.
-
-    Returns
-    -------
-    nn.Module
-        The same model.
+    A model with that width is not changed. Otherwise the head is replaced by a projection and a new
+    head, and the features are the output of the projection. The model is changed in place. New
+    layers are initialized by PyTorch.
     """
     head = head_of(model)
     if head.in_features == width:
@@ -88,17 +74,7 @@ def with_common_width(model: nn.Module, width: int) -> nn.Module:
 def common_width(models: ModelSettings, shape: Shape, classes: int) -> int:
     """Return the number of features that enter the head, where it has to be the same for all.
 
-    Parameters
-    ----------
-    models : ModelSettings
-        The run's architectures, and the width if it is set.
-    shape, classes
-        Shape of a sample, and number of classes.
-
-    Returns
-    -------
-    int
-        The width that is set, else the models' own where they agree, else `WIDTH_OF_PROJECTIONS`.
+    The width that is set, else the models' own where they agree, else `WIDTH_OF_PROJECTIONS`.
     """
     if models.feature_width:
         return models.feature_width
@@ -107,17 +83,7 @@ def common_width(models: ModelSettings, shape: Shape, classes: int) -> int:
 
 
 def narrowest_width(models: ModelSettings, shared: str, shape: Shape, classes: int) -> int:
-    """Return the smallest number of features of the run's models and of a shared one.
-
-    Parameters
-    ----------
-    models : ModelSettings
-        The run's architectures, and their common width if it is set.
-    shared : str
-        Architecture of the shared model.
-    shape, classes
-        Shape of a sample, and number of classes.
-    """
+    """Return the smallest number of features of the run's models and of a shared one."""
     names = *models.models, shared
     return models.feature_width or min(own_widths(names, shape, classes, models.search_space))
 
@@ -136,21 +102,8 @@ def own_widths(
 def fold_into(plain: nn.Module, model: nn.Module, head: nn.Linear | None = None) -> nn.Module:
     """Write a model with a projection into a model of its plain architecture.
 
-    Two consecutive linear layers equal one, ``W_2 (W_1 h + b_1) + b_2``.
-
-    Parameters
-    ----------
-    plain : nn.Module
-        A model as the architecture is built. It is overwritten.
-    model : nn.Module
-        A result of `with_common_width`, with or without a projection.
-    head : nn.Linear, optional
-        Replaces the model's own head.
-
-    Returns
-    -------
-    nn.Module
-        `plain`.
+    Two consecutive linear layers equal one, ``W_2 (W_1 h + b_1) + b_2``. `plain` is overwritten and
+    returned. `head` replaces the model's own head.
     """
     name, name_of_last = _name_of_head(plain), _name_of_head(model)
     tensors = dict(model.state_dict())

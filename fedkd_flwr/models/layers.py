@@ -51,10 +51,7 @@ def own_tensors(layer: nn.Module) -> list[Tensor]:
 def require_body(model: nn.Module) -> None:
     """Refuse a model that has no layer below its last.
 
-    Raises
-    ------
-    ValueError
-        If the model has one layer.
+    Raises `ValueError` if the model has one layer.
     """
     if len(layers_of(model)) < 2:
         raise ValueError("the model has one layer, and so no body; choose another model")
@@ -68,10 +65,8 @@ def mark_head(model: nn.Module, name: str) -> None:
 def head_of(model: nn.Module) -> nn.Linear:
     """Return a model's head: its last linear layer, from features to logits.
 
-    Raises
-    ------
-    ValueError
-        If the model has no linear layer, or is a custom model whose logits none computes.
+    Raises `ValueError` if the model has no linear layer, or is a custom model whose logits none
+    computes.
     """
     if "name_of_head" in vars(model):
         return _marked_head(model, vars(model)["name_of_head"])
@@ -93,26 +88,12 @@ def _marked_head(model: nn.Module, name: str) -> nn.Linear:
 
 
 def with_he_weights(model: nn.Module) -> nn.Module:
-    """Initialize the hidden layers of a plain network like He et al. [1]_, and return the network.
+    """Initialize a plain network's hidden layers like He et al. (ICCV 2015), and return it.
 
     The papers do not state their initialization. With PyTorch's default the signal fades from
     layer to layer. With plain SGD at the papers' learning rates, a network of six layers without
     batch normalization then stays at chance level. The output layer keeps PyTorch's smaller
     default, so that the first predictions are not confident.
-
-    Parameters
-    ----------
-    model : nn.Module
-        A network whose last linear layer is the output. Changed in place.
-
-    Returns
-    -------
-    nn.Module
-        The same network.
-
-    References
-    ----------
-    .. [1] He et al., Delving deep into rectifiers, ICCV 2015.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     for layer in layers[:-1]:
@@ -120,3 +101,29 @@ def with_he_weights(model: nn.Module) -> nn.Module:
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
     return model
+
+
+class Ensemble(nn.Module):
+    """A client's own model and a shared one, which predict together.
+
+    The models are not copied. `weights` (2,) are the factors of their logits; a buffer, so that it
+    is stored with the models.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self,
+        own: nn.Module,
+        shared: nn.Module,
+        own_weight: float = 1.0,
+        shared_weight: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.own, self.shared = own, shared
+        device = next(own.parameters()).device
+        self.register_buffer("weights", torch.tensor([own_weight, shared_weight], device=device))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits, shape (n, K)."""
+        return self.weights[0] * self.own(images) + self.weights[1] * self.shared(images)

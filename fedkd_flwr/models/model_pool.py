@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.features import fold_into, with_common_width
 from fedkd_flwr.models.torch_internals import unsent_buffers
 
@@ -26,20 +26,7 @@ FREE_MODELS = 64
 class Architecture:
     """The architecture of a model: everything but its weights.
 
-    Attributes
-    ----------
-    name : str
-        Name for `fedkd_flwr.models.build.build_model`.
-    shape : tuple of int
-        Shape of a sample: channels, height and width of an image.
-    classes : int
-        Number of classes.
-    search_space : SearchSpace
-        Size of ``darts`` and ``darts-fixed``.
-    device : str
-        Device of the model.
-    feature_width : int
-        Feature width, reached by a projection before the head; 0 for the model's own width.
+    `feature_width` is reached by a projection before the head; 0 for the model's own width.
     """
 
     name: str
@@ -66,10 +53,7 @@ class Architecture:
 class AdjacentModels:
     """Models whose parameters are moved into shared tensors, one row per model.
 
-    Parameters
-    ----------
-    models : sequence of nn.Module
-        C models of one architecture, on one device.
+    They have one architecture and are on one device.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
@@ -105,15 +89,7 @@ class AdjacentModels:
     def parameters_of(self, models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
         """Return the stacked parameters of some of these models, sharing memory with them.
 
-        Parameters
-        ----------
-        models : sequence of nn.Module
-            M models.
-
-        Returns
-        -------
-        dict of str to Tensor or None
-            Shape (M, …) by name; None unless the models are consecutive rows.
+        Shape (M, …) by name; None unless the models are consecutive rows.
         """
         first = self._row_of.get(id(models[0]), 0)
         end = first + len(models)
@@ -137,15 +113,7 @@ _ADJACENT: dict[Architecture, AdjacentModels] = {}
 
 
 def prepare_adjacent(architecture: Architecture, count: int) -> None:
-    """Provide models that are adjacent in memory, for clients that will borrow them next.
-
-    Parameters
-    ----------
-    architecture : Architecture
-        Architecture of the models.
-    count : int
-        Number of clients.
-    """
+    """Provide models that are adjacent in memory, for clients that will borrow them next."""
     if architecture in _ADJACENT and _ADJACENT[architecture].num_free >= count:
         return
     _ADJACENT[architecture] = AdjacentModels([_built(architecture) for _ in range(count)])
@@ -154,15 +122,7 @@ def prepare_adjacent(architecture: Architecture, count: int) -> None:
 def adjacent_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
     """Return the stacked parameters of models that are adjacent in memory, without copying.
 
-    Parameters
-    ----------
-    models : sequence of nn.Module
-        M models of one architecture.
-
-    Returns
-    -------
-    dict of str to Tensor or None
-        Shape (M, …) by name, sharing memory with the models; None if they are not adjacent.
+    Shape (M, …) by name, sharing memory with the models; None if they are not adjacent.
     """
     rows = _ADJACENT.get(architecture_of(models[0]))
     return rows.parameters_of(models) if rows else None
@@ -211,19 +171,7 @@ def common_weights(
     build: Callable[[], nn.Module],
     purpose: str = "initial-weights",
 ) -> dict[str, Tensor]:
-    """Return the initial weights that clients of one architecture share. Do not change them.
-
-    Parameters
-    ----------
-    architecture : Architecture
-        The architecture.
-    seed : int
-        Seed of the run, which draws them.
-    build : callable
-        Builds a model with these weights, if this process has not done so.
-    purpose : str
-        What they are drawn for: a private model, or a shared one.
-    """
+    """Return the initial weights that clients of one architecture share. Do not change them."""
     key = architecture, seed, purpose
     if key not in _COMMON:
         _COMMON[key] = build().state_dict()
@@ -257,12 +205,7 @@ def architecture_of(model: nn.Module) -> Architecture:
 def plain_copy(model: nn.Module, head: nn.Linear | None = None) -> nn.Module:
     """Return a copy of a model in its plain architecture, with any projection in its head.
 
-    Parameters
-    ----------
-    model : nn.Module
-        A model of the pool. It is not changed.
-    head : nn.Linear, optional
-        Replaces the model's own head.
+    `head` replaces the model's own head.
     """
     plain = replace(architecture_of(model), feature_width=0)
     return fold_into(plain.build(), model, head).to(plain.device)

@@ -57,10 +57,7 @@ ALLOWED = [*MODELS, "or your own as module:object"]
 def model_name(name: str) -> str:
     """Return a name after checking that it is one of `MODELS`, or ``module:object``.
 
-    Raises
-    ------
-    ValueError
-        If it is neither.
+    Raises `ValueError` if it is neither.
     """
     if name in MODELS or is_custom(name):
         return name

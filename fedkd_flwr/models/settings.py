@@ -6,8 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from fedkd_flwr.models.assignment import ASSIGNMENTS
-from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype
-from fedkd_flwr.models.darts.search_space import SearchSpace
+from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype, SearchSpace
 from fedkd_flwr.models.darts.settings import SMALL, STANDARD, SupernetSettings
 from fedkd_flwr.models.registry import ALLOWED, DARTS, model_name
 from strategies.core.settings_groups import SettingsGroup, Words, one_of
@@ -138,10 +137,7 @@ class ModelSettings(SettingsGroup):
     def check(self) -> None:
         """Refuse options of estimators that no client has.
 
-        Raises
-        ------
-        ValueError
-            With the names of the tables that there may be.
+        Raises `ValueError` with the names of the tables that there may be.
         """
         names = {_last_name(name) for name in self.models}
         if others := sorted(_read_tables(self.estimators.options).keys() - names):
@@ -158,10 +154,7 @@ class ModelSettings(SettingsGroup):
     def resolved(self, dataset: str) -> "ModelSettings":
         """Return the settings with the supernet's size filled in where it is left open.
 
-        Parameters
-        ----------
-        dataset : str
-            On ``digits`` the supernet ``darts`` is `SMALL`, everywhere else `STANDARD`.
+        On ``digits`` the supernet ``darts`` is `SMALL`, everywhere else `STANDARD`.
         """
         is_small = dataset == DIGITS and DARTS in self.models
         default = SMALL if is_small else STANDARD
@@ -179,10 +172,7 @@ class ModelSettings(SettingsGroup):
     def search_space(self) -> SearchSpace:
         """Size of the models ``darts`` and ``darts-fixed``; the standard one where it is open.
 
-        Raises
-        ------
-        ValueError
-            If there is no such supernet or genotype.
+        Raises `ValueError` if there is no such supernet or genotype.
         """
         settings = SupernetSettings(
             channels=self.supernet_channels or STANDARD.channels,

@@ -23,17 +23,7 @@ ALL = slice(None)
 def tensors_by_kind(model: nn.Module, layers: LayerChoice = ALL) -> dict[str, list[Tensor]]:
     """Return a model's floating-point tensors by kind, in the order in which they are sent.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Any model.
-    layers : LayerChoice
-        The layers to take, of those of `layers_of`.
-
-    Returns
-    -------
-    dict of str to list of Tensor
-        The tensors, detached but not copied. Kinds that the model lacks are left out.
+    The tensors, detached but not copied. Kinds that the model lacks are left out.
     """
     parameters = {name for name, _ in model.named_parameters()}
     chosen = {id(tensor) for layer in chosen_layers(model, layers) for tensor in own_tensors(layer)}
@@ -75,19 +65,8 @@ def fill_from_vectors(
 ) -> None:
     """Overwrite a model with vectors. Kinds that are not given do not change.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Changed in place.
-    vectors : mapping of str to ndarray
-        Shape (length,), by kind. Other names are ignored.
-    layers : LayerChoice
-        The layers that the vectors contain. The others do not change.
-
-    Raises
-    ------
-    ValueError
-        If a vector has another length than the model's entries of its kind.
+    Vectors have shape (length,). Other names than kinds are ignored. Raises `ValueError` if a
+    vector has another length than the model's entries of its kind.
     """
     for kind, tensors in tensors_by_kind(model, layers).items():
         if kind not in vectors:
@@ -112,10 +91,7 @@ def copied_state(model: nn.Module) -> dict[str, Tensor]:
 def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Overwrite the named parameters and buffers of a model. The others do not change.
 
-    Raises
-    ------
-    ValueError
-        If the model has no such name, or a tensor of another shape.
+    Raises `ValueError` if the model has no such name, or a tensor of another shape.
     """
     own = model.state_dict()
     for name, tensor in tensors.items():

@@ -1,6 +1,8 @@
-"""What all figures share: axes, legends and tick labels."""
+"""What all figures share: axes, legends, tick labels, and the files they are written to."""
 
 import textwrap
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,6 +12,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from fedkd_flwr.analysis.columns import in_bytes
+from fedkd_flwr.analysis.rendering import written_to
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.files import plain_name, replacing
+from fedkd_flwr.runs import absolute
 
 LABEL_WIDTH = 52
 """Maximum line length of a label in a legend."""
@@ -83,3 +89,30 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     lines = rows * max(label.count("\n") + 1 for label in labels)
     figure.set_figheight(figure.get_figheight() + LINE_HEIGHT * lines)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+
+
+FORMATS = ("png", "svg", "pdf")
+"""File formats of figures: ``png`` has pixels, ``svg`` and ``pdf`` are vector graphics."""
+
+
+def write_figures(
+    figures: Iterable[tuple[str, Figure]], folder: str | Path, file_format: str = "png"
+) -> list[Path]:
+    """Write figures one by one, as the iterable yields them.
+
+    Raises `ConfigError` if the format is unknown; `RunDirectoryError` if the folder cannot be
+    created or written.
+    """
+    if file_format not in FORMATS:
+        raise ConfigError(
+            f"Unknown figure format {file_format}; choose one of {', '.join(FORMATS)}."
+        )
+    directory = absolute(folder)
+    paths = []
+    with written_to(directory, "The figures"):
+        directory.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures:
+        paths.append(directory / f"{plain_name(name)}.{file_format}")
+        with written_to(directory, "The figures"), replacing(paths[-1]) as temporary:
+            figure.savefig(temporary, format=file_format, dpi=150)
+    return paths

@@ -12,7 +12,7 @@ from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import gains_with_cost, gains_with_safeguard, sharing_matrices
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.registry import DataError
-from fedkd_flwr.plots.files import write_figures
+from fedkd_flwr.plots.axes import write_figures
 from fedkd_flwr.plots.heat_maps import plot_clusters, plot_partition, plot_sharing
 from fedkd_flwr.plots.methods import (
     plot_accuracy_over_rounds,

@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from fedkd_flwr.analysis.genotypes import client_genotypes
-from fedkd_flwr.models.darts.derivation import Rule
 from fedkd_flwr.models.darts.genotype import Genotype, Node
 from fedkd_flwr.models.darts.settings import CELL_INPUTS
-from fedkd_flwr.plots.files import write_figures
+from fedkd_flwr.models.darts.supernet import Rule
+from fedkd_flwr.plots.axes import write_figures
 from fedkd_flwr.runs import Run
 
 _INPUTS = ("cell before last", "last cell")
@@ -81,7 +81,7 @@ def draw_genotypes(
     rule : {"every-edge", "two-edges"}
         Which edges are kept.
     file_format : str
-        One of `fedkd_flwr.plots.files.FORMATS`.
+        One of `fedkd_flwr.plots.axes.FORMATS`.
 
     Returns
     -------

@@ -34,19 +34,7 @@ def draw_matrix(
     columns: NDArray[Any],
     limits: tuple[float, float] = (0, 1),
 ) -> AxesImage:
-    """Draw a matrix as a heat map; NaN is gray.
-
-    Parameters
-    ----------
-    axes : Axes
-        The axes to draw on.
-    matrix : ndarray
-        Shape (rows, columns).
-    rows, columns : ndarray
-        Tick labels.
-    limits : (float, float)
-        The ends of the color scale; the default suits accuracies.
-    """
+    """Draw a matrix as a heat map; NaN is gray."""
     colors = mpl.colormaps["cividis"].with_extremes(bad=ABSENT)
     lowest, highest = limits
     image = axes.imshow(

@@ -13,14 +13,15 @@ from matplotlib.ticker import MaxNLocator
 from fedkd_flwr.analysis.across import Across
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import (
+    COLORS,
     accuracy_curve,
     comparison_title,
     gains_by_method,
     gains_with_cost,
     gains_with_safeguard,
+    line_styles,
     pareto_front,
 )
-from fedkd_flwr.analysis.line_styles import COLORS, line_styles
 from fedkd_flwr.plots.axes import (
     FIGURE_WIDTH,
     bytes_across,

@@ -20,18 +20,7 @@ OBJECTIVE = "validation accuracy"
 
 
 def tuning_figures(searches: Sequence[MethodSearch]) -> Iterable[tuple[str, Figure]]:
-    """Draw the importance of each method's settings, and its trials as parallel coordinates.
-
-    Parameters
-    ----------
-    searches : sequence of MethodSearch
-        Finished searches.
-
-    Yields
-    ------
-    tuple of str and Figure
-        The name of a file, and the figure.
-    """
+    """Draw the importance of each method's settings, and its trials as parallel coordinates."""
     for search in searches:
         study = search.study()
         name = search.folder.name

@@ -1,7 +1,6 @@
 """Run directories: written, continued, and read back."""
 
 from fedkd_flwr.runs.checkpoint import Checkpoint, read_checkpoint, remove_checkpoint
-from fedkd_flwr.runs.code import names_of_code
 from fedkd_flwr.runs.continuing import (
     changeable,
     changed_settings,
@@ -11,10 +10,17 @@ from fedkd_flwr.runs.continuing import (
     require_same_clients,
 )
 from fedkd_flwr.runs.directory import RunDirectory
-from fedkd_flwr.runs.errors import CodeNotNamedError, DamagedRunError, RunDirectoryError
-from fedkd_flwr.runs.folders import absolute, default_run_directory, require_new, require_writable
+from fedkd_flwr.runs.folders import (
+    CodeNotNamedError,
+    DamagedRunError,
+    RunDirectoryError,
+    absolute,
+    default_run_directory,
+    require_new,
+    require_writable,
+)
 from fedkd_flwr.runs.reading import Run, load_run
-from fedkd_flwr.runs.recorded import recorded_config
+from fedkd_flwr.runs.recorded import names_of_code, recorded_config
 
 __all__ = [
     "Checkpoint",

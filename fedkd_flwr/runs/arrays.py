@@ -29,10 +29,7 @@ class ArraysError(Exception):
 def append_array(path: Path, array: NDArray[Any]) -> None:
     """Append an array to a file, which is made if missing.
 
-    Raises
-    ------
-    OSError
-        If the disk refuses to write.
+    Raises `OSError` if the disk refuses to write.
     """
     path.parent.mkdir(exist_ok=True)
     with open_private(path, "ab") as file:
@@ -42,10 +39,7 @@ def append_array(path: Path, array: NDArray[Any]) -> None:
 def read_arrays(path: Path) -> list[NDArray[Any]]:
     """Return the arrays of a file, up to the first that is incomplete or no array.
 
-    Raises
-    ------
-    ArraysError
-        If the file cannot be read, or an array is not of numbers.
+    Raises `ArraysError` if the file cannot be read, or an array is not of numbers.
     """
     arrays: list[NDArray[Any]] = []
     try:

@@ -32,16 +32,8 @@ EARLIER = "server-*.safetensors"
 class Checkpoint:
     """Where a run stopped.
 
-    Attributes
-    ----------
-    completed_rounds : int
-        Rounds of the run that are complete; 0 before the first.
-    state : dict of str to ndarray
-        The strategy's state. Notes that it wrote later take precedence.
-    seconds : float
-        Duration of the run so far, over all processes that continued it.
-    sizes : dict of str to int
-        Bytes of each table and matrix at that time, by its path in the run directory.
+    `completed_rounds` is 0 before the first. Notes that the strategy wrote later take precedence in
+    `state`. `sizes` are the bytes of each table and matrix, by its path in the run directory.
     """
 
     completed_rounds: int = 0
@@ -83,16 +75,8 @@ def write_checkpoint(
 ) -> None:
     """Write a strategy's state as the newest checkpoint, durably; keep the one before.
 
-    Parameters
-    ----------
-    run_directory : Path
-        Its tables and matrices have to be on the disk, since the checkpoint counts on them.
-    record : RoundRecord
-        Of a complete round.
-    seconds : float
-        Duration of the run so far.
-    appended : iterable of str
-        The tables and matrices of the run, by their paths in its directory.
+    The tables and matrices of the run (`appended`) have to be on the disk, since the checkpoint
+    counts on them.
     """
     file = server_file(run_directory)
     file.parent.mkdir(exist_ok=True)
@@ -123,10 +107,7 @@ def write_notes(run_directory: Path, state: Mapping[str, NDArray[Any]]) -> None:
 def read_checkpoint(run_directory: Path) -> Checkpoint:
     """Read a run's newest checkpoint and notes; it is empty if no round was completed.
 
-    Raises
-    ------
-    DamagedRunError
-        If none can be read.
+    Raises `DamagedRunError` if none can be read.
     """
     return read_checkpoints(run_directory)[0]
 
@@ -134,15 +115,8 @@ def read_checkpoint(run_directory: Path) -> Checkpoint:
 def read_checkpoints(run_directory: Path) -> list[Checkpoint]:
     """Read all checkpoints of a run that can be read, the newest first, each with the notes.
 
-    Returns
-    -------
-    list of Checkpoint
-        An empty checkpoint alone if no round was completed.
-
-    Raises
-    ------
-    DamagedRunError
-        If there are checkpoints or notes, and none can be read.
+    An empty checkpoint alone if no round was completed. Raises `DamagedRunError` if there are
+    checkpoints or notes, and none can be read.
     """
     notes = _read_notes(run_directory)
     files = checkpoint_files(run_directory)
@@ -160,10 +134,7 @@ def read_checkpoints(run_directory: Path) -> list[Checkpoint]:
 def before_the_first_round(run_directory: Path) -> Checkpoint:
     """Return the checkpoint from which a run starts over, with its notes.
 
-    Raises
-    ------
-    DamagedRunError
-        If there are notes, and none can be read.
+    Raises `DamagedRunError` if there are notes, and none can be read.
     """
     return Checkpoint(state=_read_notes(run_directory))
 

@@ -4,11 +4,12 @@ A continued run gives the same numbers as one that never stopped. So no setting 
 on may change, except that the number of rounds may grow.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedkd_flwr.config import KEYS_WITHOUT_EFFECT, ConfigError, Configuration, lost_keys
+from fedkd_flwr.files import write_text
 from fedkd_flwr.memory import (
     DamagedMemoryError,
     ForgottenRunError,
@@ -23,12 +24,16 @@ from fedkd_flwr.runs.checkpoint import (
     restart,
     server_file,
 )
-from fedkd_flwr.runs.code import names_of_code
-from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
-from fedkd_flwr.runs.newcomers import CLIENTS, newcomers
+from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.provenance import other_major_versions
-from fedkd_flwr.runs.reading import Run, damaged
-from fedkd_flwr.runs.recorded import recorded_config
+from fedkd_flwr.runs.reading import Row, Run, damaged
+from fedkd_flwr.runs.recorded import names_of_code, recorded_config
+from fedkd_flwr.runs.writing import as_lines, write_json
+from strategies.core.rounds import NEW_CLIENTS
+
+if TYPE_CHECKING:
+    from fedkd_flwr.config import Configuration
+
 
 ROUNDS = "num-server-rounds"
 """The key of the planned rounds."""
@@ -58,25 +63,10 @@ def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
 def changed_settings(run: Run, wanted: Configuration) -> Changes:
     """Return what changes when a run is continued, after checking that it may.
 
-    Parameters
-    ----------
-    run : Run
-        Stopped or finished.
-    wanted : Configuration
-        The new config.
-
-    Returns
-    -------
-    dict of str to tuple
-        Old and new value of each key that differs.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the run is finished and neither rounds nor newcomers are added, its checkpoint is gone,
-        it was written with other major versions, or it ran with a setting that was removed.
-    ConfigError
-        If a key differs that must not change.
+    Old and new value of each key that differs. Raises `RunDirectoryError` if the run is finished
+    and neither rounds nor newcomers are added, its checkpoint is gone, it was written with other
+    major versions, or it ran with a setting that was removed; `ConfigError` if a key differs that
+    must not change.
     """
     _require_known_keys(run)
     before = recorded_config(run, names_of_code(wanted.flat()))
@@ -142,13 +132,7 @@ def _require_more_clients(wanted: Configuration, before: int) -> None:
 
 
 def require_same_clients(changes: Changes) -> None:
-    """Refuse another number of clients where one data set is divided among them.
-
-    Raises
-    ------
-    ConfigError
-        If the number changes.
-    """
+    """Refuse another number of clients where one data set is divided among them."""
     if CLIENTS in changes:
         raise ConfigError(
             f"{CLIENTS} can grow only in a deployment, whose nodes have their own data: here the "
@@ -202,28 +186,10 @@ def _require_continuable(run: Run, wanted: Configuration) -> None:
 def checkpoint_to_continue_from(run: Run, state_dir: str) -> tuple[Checkpoint, str]:
     """Return the newest checkpoint that the other files of a run support.
 
-    A power cut or a damaged file can cost the newest one. The one before is then taken.
-
-    Parameters
-    ----------
-    run : Run
-        Stopped or finished.
-    state_dir : str
-        Folder of the clients' memories, which are checked if they are on this machine.
-
-    Returns
-    -------
-    Checkpoint
-        Where the run continues.
-    str
-        Why it is not the newest checkpoint that there is; empty if it is.
-
-    Raises
-    ------
-    DamagedRunError
-        If no checkpoint is supported.
-    RunDirectoryError
-        If a memory was removed for later runs.
+    A power cut or a damaged file can cost the newest one. The one before is then taken. Return also
+    why it is not the newest checkpoint that there is, empty if it is. Memories in `state_dir` are
+    checked if they are on this machine. Raises `DamagedRunError` if no checkpoint is supported;
+    `RunDirectoryError` if a memory was removed for later runs.
     """
     lost: list[DamagedRunError] = []
     for checkpoint in _checkpoints(run):
@@ -285,12 +251,9 @@ def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None
 def require_memories(run: Run, state_dir: str) -> Checkpoint:
     """Return the checkpoint to continue from, if clients on this machine find their memory of it.
 
-    A client without its memory would restart from scratch in the middle of the run.
-
-    Raises
-    ------
-    RunDirectoryError
-        If no client remembers the last complete round, or as in `checkpoint_to_continue_from`.
+    A client without its memory would restart from scratch in the middle of the run. Raises
+    `RunDirectoryError` if no client remembers the last complete round, or as in
+    `checkpoint_to_continue_from`.
     """
     checkpoint, _ = checkpoint_to_continue_from(run, state_dir)
     completed, folders = checkpoint.completed_rounds, _memory_folders(run, state_dir)
@@ -312,3 +275,40 @@ def _memory_folders(run: Run, state_dir: str) -> list[MemoryFolder]:
 
 def _any_remembers(folders: Iterable[MemoryFolder], server_round: int) -> bool:
     return any(folder.file(server_round).exists() for folder in folders)
+
+
+CLIENTS = "num-clients"
+"""The key of the number of clients, which may grow in a deployment."""
+
+
+def newcomers(run: Run, wanted: "Configuration") -> list[int]:
+    """Return the partition-ids of the clients that a finished run is to receive.
+
+    The clients above the run's number that have no model of it yet, ascending; empty if rounds are
+    added, since they then take part in these.
+    """
+    planned = wanted.run.plan.num_server_rounds
+    keeps_models = wanted.run.method.record.keeps_global_models
+    if not run.summary or not keeps_models or planned != run.config["num-server-rounds"]:
+        return []
+    received = {row["partition_id"] for row in received_by(run) if row.get("failure") is None}
+    ids = range(run.config[CLIENTS], wanted.run.plan.num_clients)
+    return [n for n in ids if n not in received]
+
+
+def received_by(run: Run) -> list[Row]:
+    """Return the rows of the new clients that a run has received after its last round."""
+    rounds = len(run.round_rows)
+    return [row for row in run.further_rows.get(NEW_CLIENTS, []) if row["round"] == rounds]
+
+
+def write_newcomers(run: Run, rows: Sequence[Row]) -> None:
+    """Record that newcomers have joined, and their rows instead of those of failed attempts.
+
+    Raises `OSError` if the disk refuses to write.
+    """
+    write_json(run.path / "config.json", run.description)
+    new = {(row["round"], row["partition_id"]) for row in rows}
+    before = run.further_rows.get(NEW_CLIENTS, [])
+    kept = [row for row in before if (row["round"], row["partition_id"]) not in new]
+    write_text(run.path / f"{NEW_CLIENTS}.jsonl", as_lines([*kept, *rows]), durable=True)

@@ -38,17 +38,18 @@ from fedkd_flwr.runs.checkpoint import (
     write_checkpoint,
     write_notes,
 )
-from fedkd_flwr.runs.code import names_of_code
 from fedkd_flwr.runs.continuing import (
+    CLIENTS,
     changed_settings,
     checkpoint_to_continue_from,
     described,
+    newcomers,
+    write_newcomers,
 )
-from fedkd_flwr.runs.errors import RunDirectoryError
-from fedkd_flwr.runs.folders import absolute, remove_empty, require_new
+from fedkd_flwr.runs.folders import RunDirectoryError, absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
-from fedkd_flwr.runs.newcomers import CLIENTS, newcomers, write_newcomers
 from fedkd_flwr.runs.reading import MATRICES, Row, Run, damaged, load_run
+from fedkd_flwr.runs.recorded import names_of_code
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from fedkd_flwr.runs.writing import (
     as_lines,
@@ -84,7 +85,7 @@ class RunDirectory(Observer):
     observers : list of Observer
         Are informed of the events of the run; see `watched_by`.
     newcomers : list of int
-        Clients that join without further rounds, see `fedkd_flwr.runs.newcomers`.
+        Clients that join without further rounds, see `fedkd_flwr.runs.continuing`.
     """
 
     def __init__(self, path: Path, configuration: "Configuration") -> None:
@@ -109,19 +110,7 @@ class RunDirectory(Observer):
     ) -> "RunDirectory":
         """Create the directory of a new run and record its config.
 
-        Parameters
-        ----------
-        path : Path
-            The run directory.
-        configuration : Configuration
-            The config of the run.
-        data : DataRecord, optional
-            Digests of the data and the split, where this machine has them.
-
-        Raises
-        ------
-        RunDirectoryError
-            If the directory cannot be made or written, or holds a run.
+        Raises `RunDirectoryError` if the directory cannot be made or written, or holds a run.
         """
         directory = cls(path, configuration)
         require_new(directory.path)
@@ -143,26 +132,9 @@ class RunDirectory(Observer):
     ) -> tuple["RunDirectory", Checkpoint]:
         """Open the directory of a run to continue it; nothing is changed yet.
 
-        Parameters
-        ----------
-        path : Path
-            The run directory.
-        configuration : Configuration
-            The config of the continued run; see `fedkd_flwr.runs.continuing`.
-
-        Returns
-        -------
-        RunDirectory
-            Ready for the round after the checkpoint.
-        Checkpoint
-            Where the run stopped.
-
-        Raises
-        ------
-        RunDirectoryError
-            If there is no run, or it is finished, damaged, or written by another process.
-        ConfigError
-            If a setting differs that must not change.
+        It is ready for the round after the checkpoint. Raises `RunDirectoryError` if there is no
+        run, or it is finished, damaged, or written by another process; `ConfigError` if a setting
+        differs that must not change.
         """
         directory = cls(path, configuration)
         load_run(directory.path)  # no lock where there is no run
@@ -204,10 +176,8 @@ class RunDirectory(Observer):
     def round_finished(self, record: RoundRecord) -> None:
         """Append a round; the checkpoint is written last and completes it.
 
-        Raises
-        ------
-        RunDirectoryError
-            If the disk refuses to write; the run can be resumed from the previous round.
+        Raises `RunDirectoryError` if the disk refuses to write; the run can be resumed from the
+        previous round.
         """
         try:
             self._begin_to_continue()
@@ -236,10 +206,7 @@ class RunDirectory(Observer):
     def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Save state that must survive if the round is interrupted.
 
-        Raises
-        ------
-        RunDirectoryError
-            If the disk refuses to write.
+        Raises `RunDirectoryError` if the disk refuses to write.
         """
         with self._writing():
             write_notes(self.path, state)
@@ -247,10 +214,7 @@ class RunDirectory(Observer):
     def global_model(self, server_round: int) -> dict[str, NDArray[Any]]:
         """Read the global model of a round.
 
-        Raises
-        ------
-        DamagedRunError
-            If it is missing or cannot be read.
+        Raises `DamagedRunError` if it is missing or cannot be read.
         """
         file = global_model_file(self.path, server_round)
         try:
@@ -261,10 +225,7 @@ class RunDirectory(Observer):
     def newcomers_received(self, rows: list[Row]) -> None:
         """Record the rows of clients that joined after the last round; all others stay.
 
-        Raises
-        ------
-        RunDirectoryError
-            If the disk refuses to write; the newcomers can join again.
+        Raises `RunDirectoryError` if the disk refuses to write; the newcomers can join again.
         """
         run, self._continued_as = self.run, None
         with self._writing():
@@ -273,10 +234,8 @@ class RunDirectory(Observer):
     def finish(self) -> Run:
         """Write the summary, and return the finished run.
 
-        Raises
-        ------
-        RunDirectoryError
-            If the disk refuses to write; the run can be resumed and then ends at once.
+        Raises `RunDirectoryError` if the disk refuses to write; the run can be resumed and then
+        ends at once.
         """
         with self._writing():
             self._begin_to_continue()

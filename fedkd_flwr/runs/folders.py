@@ -1,4 +1,4 @@
-"""Folders of runs: their names, and checks before any client works."""
+"""Folders of runs: their names, their errors, and checks before any client works."""
 
 import contextlib
 import tempfile
@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedkd_flwr.files import plain_name
-from fedkd_flwr.runs.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
+
+
+class RunDirectoryError(OSError):
+    """A run directory that cannot be written or read; the message is one sentence."""
+
+
+class CodeNotNamedError(RunDirectoryError):
+    """A run directory that names code which the user has not named; nothing was imported."""
+
+
+class DamagedRunError(RunDirectoryError):
+    """A run directory with an unreadable file; the message names the file and the remedy."""
 
 
 WRITTEN = ("*.jsonl", "matrices/*.npy", "split.json", "summary.json")
@@ -30,10 +41,7 @@ def default_run_directory(configuration: "Configuration", parent: Path) -> Path:
 def absolute(path: str | Path) -> Path:
     """Return the absolute path of a file or folder, which need not exist.
 
-    Raises
-    ------
-    RunDirectoryError
-        If the path is not valid.
+    Raises `RunDirectoryError` if the path is not valid.
     """
     try:
         found = Path(path).expanduser().resolve()
@@ -48,17 +56,7 @@ def absolute(path: str | Path) -> Path:
 def require_writable(folder: Path, name: str) -> None:
     """Check that files can be written to a folder; leave nothing there.
 
-    Parameters
-    ----------
-    folder : Path
-        Need not exist.
-    name : str
-        How the error calls it, such as ``models-dir``.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the folder cannot be made or written.
+    Raises `RunDirectoryError` if the folder cannot be made or written.
     """
     missing: list[Path] = []
     try:
@@ -76,11 +74,8 @@ def require_writable(folder: Path, name: str) -> None:
 def require_new(path: Path) -> None:
     """Check that a new run can be written to a directory; leave nothing there.
 
-    Raises
-    ------
-    RunDirectoryError
-        If the directory holds a run, other runs or a file that would count as one of a run, or
-        cannot be made or written.
+    Raises `RunDirectoryError` if the directory holds a run, other runs or a file that would count
+    as one of a run, or cannot be made or written.
     """
     require_writable(path, "output directory")
     if (path / "config.json").exists():

@@ -9,27 +9,15 @@ from pathlib import Path
 from typing import IO
 
 from fedkd_flwr.files import lock_file
-from fedkd_flwr.runs.errors import RunDirectoryError
+from fedkd_flwr.runs.folders import RunDirectoryError
 from strategies.core.flower import log
 
 
 def lock_directory(path: Path) -> IO[str]:
     """Lock a run directory against other processes.
 
-    Parameters
-    ----------
-    path : Path
-        The run directory, made if missing.
-
-    Returns
-    -------
-    file
-        Holds the lock until it is closed or the process ends.
-
-    Raises
-    ------
-    RunDirectoryError
-        If another process holds the lock; with its process id.
+    The file holds the lock until it is closed or the process ends. The directory is made if
+    missing. Raises `RunDirectoryError` if another process holds the lock; with its process id.
     """
     folder = path / "checkpoint"
     try:

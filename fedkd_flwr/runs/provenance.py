@@ -26,17 +26,9 @@ DECISIVE = ("flwr", "torch")
 def provenance(device: str) -> dict[str, Any]:
     """Describe the code, the packages and the machine of this process.
 
-    Parameters
-    ----------
-    device : str
-        Where the server computes, ``cpu`` or ``cuda:N``.
-
-    Returns
-    -------
-    dict
-        ``project`` (``version``, ``commit``, ``modified``), ``versions`` of packages,
-        ``processor``, ``vector_extensions`` such as ``AVX512``, ``device`` and
-        ``torch_threads``. ``commit`` is empty outside a Git checkout.
+    ``project`` (``version``, ``commit``, ``modified``), ``versions`` of packages, ``processor``,
+    ``vector_extensions`` such as ``AVX512``, ``device`` and ``torch_threads``. ``commit`` is empty
+    outside a Git checkout.
     """
     import torch  # deferred: only the writer of a run needs it
 
@@ -56,15 +48,7 @@ def provenance(device: str) -> dict[str, Any]:
 def legs_of(description: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], slice]]:
     """Return what describes each process that wrote a run, and the places of its rounds.
 
-    Parameters
-    ----------
-    description : mapping
-        Content of ``config.json``: of the first process, and under ``continued`` of the others.
-
-    Returns
-    -------
-    list of (mapping, slice)
-        In order. A slice holds the rounds that no later process repeated; it may be empty.
+    In order. A slice holds the rounds that no later process repeated; it may be empty.
     """
     legs = [{**description, "after_round": 0}, *description.get("continued", [])]
     begins = [leg["after_round"] for leg in legs]
@@ -75,18 +59,8 @@ def legs_of(description: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], sli
 def other_major_versions(description: Mapping[str, Any]) -> list[str]:
     """Return what has another major version here than in the last process that wrote a run.
 
-    Before version 1, the second number counts as the major version.
-
-    Parameters
-    ----------
-    description : mapping
-        Content of ``config.json``. Runs of old versions may lack versions, which then count as
-        equal.
-
-    Returns
-    -------
-    list of str
-        Such as ``torch 2.12.0 (now 3.0.1)``.
+    Before version 1, the second number counts as the major version. Such as ``torch 2.12.0 (now
+    3.0.1)``. Versions that runs of old versions lack count as equal.
     """
     legs = [description, *description.get("continued", [])]
     last: Mapping[str, Any] = next((leg for leg in reversed(legs) if "versions" in leg), {})

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.config import current_config
 from fedkd_flwr.runs.arrays import ArraysError, read_arrays
-from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
-from fedkd_flwr.runs.folders import absolute
+from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
 from strategies.core.flower import log
 from strategies.core.pair_matrix import STARTS, whole_of
 
@@ -64,8 +63,8 @@ class Run:
     path : Path
         The directory.
     allow_code : tuple of str
-        Code that the user has named, see `fedkd_flwr.runs.code`. The config may name other code,
-        which is then never imported.
+        Code that the user has named, see `fedkd_flwr.runs.recorded`. Other code that the config
+        names is never imported.
     until : int, optional
         The last round to read, of a run that is continued after it; by default all.
     """
@@ -168,11 +167,6 @@ class Run:
         """Whether the run is finished, and read to its end."""
         return self.until is None and (self.path / "summary.json").exists()
 
-    @property
-    def repeats_rounds(self) -> bool:
-        """Whether the run has rounds after the last one to read, which are done again."""
-        return self.until is not None and len(Run(self.path).round_rows) > self.until
-
     @cached_property
     def summary(self) -> dict[str, Any] | None:
         """Content of ``summary.json``; None for an unfinished run."""
@@ -205,10 +199,7 @@ class Run:
     def require_rounds(self, rounds: int) -> None:
         """Check that no round is missing.
 
-        Raises
-        ------
-        DamagedRunError
-            If lines are missing.
+        Raises `DamagedRunError` if lines are missing.
         """
         if len(self.round_rows) < rounds:
             reason = f"it holds {len(self.round_rows)} of {rounds} rounds"

@@ -1,38 +1,25 @@
-"""The run config that a run has recorded, which may name code and may be somebody else's."""
+"""The run config and code that a run has recorded, which may be somebody else's."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import ConfigError, Configuration, read_recorded
-from fedkd_flwr.custom_objects.importing import OBJECT, not_held
+from fedkd_flwr.config import ConfigError, Configuration, named_code, read_recorded
+from fedkd_flwr.custom_objects.importing import OBJECT, is_named, not_held
 from fedkd_flwr.methods import METHODS, NAME, REGISTERED
-from fedkd_flwr.runs.code import require_named
-from fedkd_flwr.runs.errors import DamagedRunError, RunDirectoryError
+from fedkd_flwr.runs.folders import CodeNotNamedError, DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.reading import Run
 
 
 def recorded_config(run: Run, named: Collection[str] = ()) -> Configuration:
     """Return the config of a run, which may have been moved.
 
-    This is the only reader of recorded configs. It refuses code that the user has not named
-    before anything is imported.
-
-    Parameters
-    ----------
-    run : Run
-        Finished or not.
-    named : collection of str
-        Code that the user has named in this call, besides the run's `allow_code`.
-
-    Raises
-    ------
-    CodeNotNamedError
-        If the config names other code.
-    DamagedRunError
-        If the file does not hold a valid run config.
-    RunDirectoryError
-        If it was started with Python objects that this process does not have.
+    This is the only reader of recorded configs. It refuses code that the user has not named before
+    anything is imported. `named` is code that the user has named in this call, besides the run's
+    `allow_code`. Raises `CodeNotNamedError` if the config names other code; `DamagedRunError` if
+    the file does not hold a valid run config; `RunDirectoryError` if it was started with Python
+    objects that this process does not have.
     """
     try:
         require_named(run.path, run.config, (*run.allow_code, *named))
@@ -72,17 +59,7 @@ def _require_objects(run: Run) -> None:
 def require_same_objects(run: Run, given: Mapping[str, Any]) -> None:
     """Refuse other values in place of the Python objects that a run was started with.
 
-    Parameters
-    ----------
-    run : Run
-        Stopped or finished.
-    given : mapping
-        Flat run config values that the run is to be continued with.
-
-    Raises
-    ------
-    ConfigError
-        With the names of both objects.
+    Raises `ConfigError` with the names of both objects.
     """
     for key, value in given.items():
         before = str(run.config.get(key, ""))
@@ -92,3 +69,34 @@ def require_same_objects(run: Run, given: Mapping[str, Any]) -> None:
                 f"{run.path} was started with {key} = {before}; pass the same object again, "
                 f"not {key} = {now}."
             )
+
+
+def names_of_code(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names ``module:object`` in a flat run config, each with the keys that hold it.
+
+    Names ``object:NAME`` are left out, since they import nothing. Folders and data sets of the hub
+    are no code. Raises `ConfigError` if the settings of a custom method cannot be read.
+    """
+    names: dict[str, list[str]] = defaultdict(list)
+    for key, name in named_code(config):
+        if not name.startswith(f"{OBJECT}:"):
+            names[name].append(key)
+    return dict(names)
+
+
+def require_named(path: Path, config: Mapping[str, Any], given: Collection[str]) -> None:
+    """Refuse a recorded run config with code that the user has not named.
+
+    Raises `CodeNotNamedError` with the names, and what to type. Nothing has been imported.
+    """
+    names = names_of_code(config)
+    others = [name for name in names if not is_named(name, given)]
+    if not others:
+        return
+    named = ", ".join(f"{key} = {name}" for name in others for key in names[name])
+    packages = dict.fromkeys(name.partition(":")[0].partition(".")[0] for name in others)
+    typed = " ".join(f"--allow-code {package}" for package in packages)
+    raise CodeNotNamedError(
+        f"{path} names code ({named}), and a run directory may come from somebody else: to let it "
+        f"run on this machine, type {typed}, or in Python allow_code={list(packages)}."
+    )

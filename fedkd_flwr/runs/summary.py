@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from fedkd_flwr.runs.newcomers import received_by
+from fedkd_flwr.runs.continuing import received_by
 from fedkd_flwr.runs.provenance import provenance
 from fedkd_flwr.runs.reading import Row, Run
 from strategies.core.evaluations import accuracy_statistics
@@ -34,17 +34,7 @@ def describe_run(configuration: "Configuration") -> dict[str, Any]:
 def describe_leg(
     configuration: "Configuration", after_round: int, changes: Mapping[str, tuple[Any, Any]]
 ) -> dict[str, Any]:
-    """Return what ``config.json`` holds of a continuation: code, packages, machine, settings.
-
-    Parameters
-    ----------
-    configuration : Configuration
-        The config of the continued run.
-    after_round : int
-        The round after which it continues.
-    changes : mapping
-        Old and new value of each setting that differs.
-    """
+    """Return what ``config.json`` holds of a continuation: code, packages, machine, settings."""
     made_by = provenance(configuration.run.server_device)
     return {"after_round": after_round, "started": now(), "changes": dict(changes), **made_by}
 
@@ -59,14 +49,7 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
 
     Accuracy is reported at the last round. With validation data, it is also reported at the round
     with the best mean validation accuracy, the earliest of equals. The best test round is never
-    reported.
-
-    Parameters
-    ----------
-    run : Run
-        With all its rounds.
-    seconds : float
-        Duration over all processes that continued the run.
+    reported. The seconds are those of all processes that continued the run.
     """
     rows = run.round_rows
     evaluated = [row for row in rows if row["accuracy_mean"] is not None]

@@ -21,19 +21,8 @@ DISK_WAITS = 16
 def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
     """Drop what is newer than the checkpoint, and record how the run is continued.
 
-    It is done when the first new round is complete, so a failed attempt changes nothing.
-
-    Parameters
-    ----------
-    run : Run
-        Up to the round of the checkpoint, with the description to record; see `Run.continued`.
-    sizes : mapping of str to int
-        Bytes of each table and matrix at that round, see `Checkpoint`.
-
-    Raises
-    ------
-    OSError
-        If the disk refuses to write.
+    It is done when the first new round is complete, so a failed attempt changes nothing. Raises
+    `OSError` if the disk refuses to write.
     """
     completed = run.until or 0
     # In this order, a power cut in between leaves a run that continues after the same round.
@@ -51,19 +40,7 @@ def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
 def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) -> None:
     """Wait until the files of a round, and their names, are on the disk.
 
-    Parameters
-    ----------
-    run_directory : Path
-        The run.
-    server_round : int
-        The round.
-    appended : iterable of str
-        The tables and matrices of the run, by their paths in its directory.
-
-    Raises
-    ------
-    OSError
-        If the disk refuses.
+    Raises `OSError` if the disk refuses.
     """
     model = global_model_file(run_directory, server_round)
     folders = (run_directory, run_directory / MATRICES, run_directory / "models")
@@ -75,21 +52,7 @@ def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) 
 def sync_memories(state_dir: str, run_id: str, clients: Iterable[int], server_round: int) -> None:
     """Wait until the memories of a round, where they are on this machine, are on the disk.
 
-    Parameters
-    ----------
-    state_dir : str
-        Folder of the clients' memories; empty for none.
-    run_id : str
-        The run.
-    clients : iterable of int
-        Partition-ids of the clients that took part.
-    server_round : int
-        The round.
-
-    Raises
-    ------
-    OSError
-        If the disk refuses.
+    Raises `OSError` if the disk refuses.
     """
     if not state_dir:
         return

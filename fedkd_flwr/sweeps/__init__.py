@@ -2,10 +2,9 @@
 
 from fedkd_flwr.sweeps.folder import sweep_folder
 from fedkd_flwr.sweeps.grid import grid_values, read_sweep, run_name
-from fedkd_flwr.sweeps.running import SweepListener, SweepProgress, run_sweep
+from fedkd_flwr.sweeps.running import SweepProgress, run_sweep
 
 __all__ = [
-    "SweepListener",
     "SweepProgress",
     "grid_values",
     "read_sweep",

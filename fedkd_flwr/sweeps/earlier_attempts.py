@@ -8,7 +8,7 @@ from typing import Any
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.runs import (
     Run,
     RunDirectoryError,
@@ -36,17 +36,7 @@ def finished_run(path: Path, values: Mapping[str, Scalar]) -> Run | None:
 def rounds_to_continue_from(path: Path, values: Mapping[str, Scalar]) -> int:
     """Return how many rounds of a stopped run need not be repeated.
 
-    Parameters
-    ----------
-    path : Path
-        The run directory, which may be missing.
-    values : mapping
-        The flat run config of the run in the sweep.
-
-    Returns
-    -------
-    int
-        0 if there is no such run, it has other settings, or it cannot be continued.
+    Zero if there is no such run, it has other settings, or it cannot be continued.
     """
     run = run_with(path, values)
     if run is None or run.finished:
@@ -60,13 +50,7 @@ def rounds_to_continue_from(path: Path, values: Mapping[str, Scalar]) -> int:
 
 
 def require_unlocked(path: Path) -> None:
-    """Check that no other process is writing a run.
-
-    Raises
-    ------
-    RunDirectoryError
-        If one is.
-    """
+    """Check that no other process is writing a run."""
     if path.exists():
         lock_directory(path).close()  # some systems cannot rename a folder with an open file
 
@@ -74,10 +58,7 @@ def require_unlocked(path: Path) -> None:
 def move_aside(path: Path) -> None:
     """Move what an earlier attempt left to the folder ``aside``.
 
-    Raises
-    ------
-    RunDirectoryError
-        If the disk refuses to move it.
+    Raises `RunDirectoryError` if the disk refuses to move it.
     """
     if not path.exists():
         return
@@ -95,17 +76,7 @@ def move_aside(path: Path) -> None:
 def missing_extras(run: Run, values: Mapping[str, Scalar]) -> list[str]:
     """Return which extras of a sweep an earlier finished run lacks.
 
-    Parameters
-    ----------
-    run : Run
-        A finished run.
-    values : mapping
-        Its flat run config in the sweep.
-
-    Returns
-    -------
-    list of str
-        Keys among `EXTRAS`.
+    Keys among `EXTRAS`.
     """
 
     def lacks(key: str) -> bool:

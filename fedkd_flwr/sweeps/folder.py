@@ -1,7 +1,10 @@
-"""The folder of a sweep's runs: where it is, and whether the sweep may write there."""
+"""The folder of a sweep's runs: whether the sweep may write there, and why runs failed."""
 
 import json
+import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +24,8 @@ def require_own_folder(folder: Path, configurations: Iterable[Configuration]) ->
     """Refuse a run directory, and a folder that holds runs of another sweep alone.
 
     Runs that differ from the sweep only in method, seed or settings of methods belong to it:
-    methods and seeds can be added to a sweep.
-
-    Parameters
-    ----------
-    folder : Path
-        Need not exist.
-    configurations : iterable of Configuration
-        All runs of the sweep.
-
-    Raises
-    ------
-    RunDirectoryError
-        With the settings that differ, and what to type.
+    methods and seeds can be added to a sweep. Raises `RunDirectoryError` with the settings that
+    differ, and what to type.
     """
     other_folder = "choose another folder with --output-dir."
     if (folder / "config.json").exists():
@@ -78,3 +70,34 @@ def _differing(there: Settings, here: Settings) -> list[str]:
         for key, value in here.items()
         if there.get(key) != value
     ]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed.
+
+    The kind is the exception's type.
+    """
+
+    kind: str
+    message: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """Describe an exception as text, which can be sent between processes."""
+        lines = "".join(traceback.format_exception(error))
+        return cls(type(error).__name__, str(error), lines)
+
+
+def record_failure(folder: Path, name: str, failure: Failure) -> None:
+    """Append a failure to ``failures.jsonl`` in the folder of the runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "run": name,
+        "error": f"{failure.kind}: {failure.message}",
+        "traceback": failure.traceback,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    with (folder / "failures.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")

@@ -38,10 +38,9 @@ from fedkd_flwr.config import (
     read_config,
     with_own_settings_unpacked,
 )
-from fedkd_flwr.config.flat_config import Scalar, flatten
-from fedkd_flwr.config.presets import close_names, find_sweep, sweep_names
+from fedkd_flwr.config.run_config import Scalar, flatten
 from fedkd_flwr.config.suggestions import either
-from fedkd_flwr.config.toml_files import load_toml, read_toml
+from fedkd_flwr.config.toml_files import close_names, find_sweep, load_toml, read_toml, sweep_names
 from fedkd_flwr.files import plain_name
 from strategies.core.flower import log
 
@@ -59,27 +58,11 @@ def read_sweep(
 ) -> dict[str, Configuration]:
     """Read a sweep file and validate every run of it.
 
-    Parameters
-    ----------
-    path : str or Path
-        The TOML file, or the name of a sweep that comes with the project.
-    settings : mapping, optional
-        Settings that hold for every run, whatever the file says.
-    only : mapping, optional
-        The values that a run may have for some settings, if not all runs are wanted, as they
-        stand in the file or in the config. A setting of a method's table is one of the runs alone
-        whose method reads it.
-
-    Returns
-    -------
-    dict of str to Configuration
-        The runs in their order, by the name of their directory. Runs that differ in settings
-        of other methods alone are one run.
-
-    Raises
-    ------
-    ConfigError
-        If the file is no sweep, one of its runs is impossible, or none of them is wanted.
+    They are in their order, by the name of their directory. Runs that differ in settings of other
+    methods alone are one run. `settings` hold for every run, whatever the file says. `only` has the
+    values that a run may have for some settings; a setting of a method's table is one of the runs
+    alone whose method reads it. Raises `ConfigError` if the file is no sweep, one of its runs is
+    impossible, or none of them is wanted.
     """
     path = sweep_file(path)
     settings = dict(settings or {})
@@ -113,21 +96,8 @@ def select_runs(
 ) -> dict[str, Configuration]:
     """Return those runs of a sweep that have one of the values wanted for each setting.
 
-    A method has no value for the settings of others, whatever their default is.
-
-    Parameters
-    ----------
-    path : str or Path
-        The sweep's file, for messages.
-    configurations : dict of str to Configuration
-        All its runs, as `read_sweep` returns them.
-    only : mapping
-        As for `read_sweep`.
-
-    Raises
-    ------
-    ConfigError
-        If no run has such a setting, or none is wanted.
+    A method has no value for the settings of others, whatever their default is. Raises
+    `ConfigError` if no run has such a setting, or none is wanted.
     """
     read = {name: _read_settings(run) for name, run in configurations.items()}
     wanted = {
@@ -197,13 +167,7 @@ def run_name(configuration: Configuration) -> str:
 
 
 def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
-    """Return what to call each run of a sweep: its method, and the settings that vary.
-
-    Parameters
-    ----------
-    configurations : mapping of str to Configuration
-        The runs by the name of their directory.
-    """
+    """Return what to call each run of a sweep: its method, and the settings that vary."""
     settings = {name: run.defining() for name, run in configurations.items()}
     keys = dict.fromkeys(key for own in settings.values() for key in own)
     varied = [
@@ -222,15 +186,7 @@ def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
 def grid_values(path: str | Path) -> dict[str, list[Scalar]]:
     """Return the settings for which every run of a sweep has a value in its grids.
 
-    Parameters
-    ----------
-    path : str or Path
-        The TOML file, or the name of a sweep that comes with the project.
-
-    Raises
-    ------
-    ConfigError
-        If the file is not a sweep.
+    Raises `ConfigError` if the file is not a sweep.
     """
     _, grids = _read_tables(sweep_file(path))
     varied = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
@@ -251,13 +207,7 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def sweep_file(name: str | Path) -> Path:
-    """Return the file of a sweep, which may be named by what it is called in the project.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
+    """Return the file of a sweep, which may be named by what it is called in the project."""
     file = find_sweep(name)
     if file is None:
         raise ConfigError(f"There is no sweep {name}; {close_names(name, sweep_names())}")

@@ -33,30 +33,11 @@ def call_in_parallel(
 ) -> Generator[tuple[Item, Outcome | Exception], None, None]:
     """Call a function with each item, and yield the outcomes as they arrive.
 
-    When the iteration ends for any reason, running calls are stopped.
-
-    Parameters
-    ----------
-    call : callable
-        The function that other processes call with one item; both must be picklable.
-    items : iterable
-        Read only when another call can start.
-    jobs : int
-        Maximal number of calls at a time.
-    cpus, gpus : float
-        Resources of one call; a GPU may be shared.
-    on_wait : callable, optional
-        Is called regularly with the items in progress.
-
-    Yields
-    ------
-    tuple
-        An item, and the call's result or why its process ended.
-
-    Raises
-    ------
-    ConfigError
-        If no machine has the resources of one call.
+    When the iteration ends for any reason, running calls are stopped. Function and items are
+    picklable, and items are read only when another call can start. At most `jobs` calls run at a
+    time, each with these CPUs and GPUs, which may be shared. An outcome is a result, or why its
+    process ended. `on_wait` is called regularly with the items in progress. Raises `ConfigError` if
+    no machine has the resources of one call.
     """
     with _ray(jobs * cpus):
         import ray

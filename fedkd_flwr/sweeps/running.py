@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fedkd_flwr import engines
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.runs import (
     DamagedRunError,
     Run,
@@ -29,8 +29,7 @@ from fedkd_flwr.sweeps.earlier_attempts import (
     require_unlocked,
     rounds_to_continue_from,
 )
-from fedkd_flwr.sweeps.failures import Failure, record_failure
-from fedkd_flwr.sweeps.folder import require_own_folder, sweep_folder
+from fedkd_flwr.sweeps.folder import Failure, record_failure, require_own_folder, sweep_folder
 from fedkd_flwr.sweeps.grid import Selection, read_sweep, run_labels, select_runs
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from strategies.core.flower import log
@@ -44,20 +43,8 @@ State = Literal["started", "continued", "finished", "failed", "skipped"]
 class SweepRun:
     """One run of a sweep, with everything that any process needs to do it.
 
-    Attributes
-    ----------
-    number, total : int
-        Position of the run, counted from 1, and number of runs.
-    label : str
-        The method, and the settings in which the run differs from others.
-    path : Path
-        Its directory.
-    configuration : Configuration
-        Its run config.
-    engine : str
-        Where its clients run.
-    completed : int
-        Rounds of an earlier attempt that need not be repeated.
+    `number` counts from 1. The label names the method, and the settings in which the run differs
+    from others. `completed` are rounds of an earlier attempt that need not be repeated.
     """
 
     number: int
@@ -257,10 +244,8 @@ def _require_writable_folders(folder: Path, configurations: Iterable[Configurati
 def _begun(run: SweepRun) -> SweepRun:
     """Return a run with the rounds that it need not repeat, and make room if there are none.
 
-    Raises
-    ------
-    RunDirectoryError
-        If another process is writing it, or what an earlier attempt left cannot be moved.
+    Raises `RunDirectoryError` if another process is writing it, or what an earlier attempt left
+    cannot be moved.
     """
     require_unlocked(run.path)
     completed = rounds_to_continue_from(run.path, run.values)

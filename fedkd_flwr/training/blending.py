@@ -58,12 +58,7 @@ ONLY_METHOD, ONLY_PRIVATE = Blend(1.0, 1.0, 0.0), Blend(0.0, 0.0, 1.0)
 class BlendedModel(nn.Module):
     """Both models of a client as one, which predicts their blend.
 
-    Parameters
-    ----------
-    method, private : nn.Module
-        They are not copied.
-    blend : Blend
-        Their coefficients.
+    The models are not copied.
     """
 
     def __init__(self, method: nn.Module, private: nn.Module, blend: Blend) -> None:

@@ -53,17 +53,8 @@ PLAIN_DESCENT = (torch.optim.SGD, optimizers.SGD)
 def run_together(clients: Sequence[Callable[[], Answer]], device: str) -> list[Answer | Exception]:
     """Train several clients, equal jobs together, until each has its answer.
 
-    Parameters
-    ----------
-    clients : sequence of callable
-        Each trains one client and returns its answer. A client is suspended at each of its jobs.
-    device : str
-        Device of their networks.
-
-    Returns
-    -------
-    list
-        Answers in the order of the clients. A client that failed has an exception.
+    A client is suspended at each of its jobs. Answers are in the order of the clients; one that
+    failed has an exception.
     """
     suspended = [SuspendedClient(serve, device) for serve in clients]
     answers: dict[int, Answer | Exception] = {}
@@ -168,16 +159,9 @@ def _is_value(loss: object) -> bool:
 def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     """Run the optimizer steps of a cohort.
 
-    Parameters
-    ----------
-    jobs : sequence of TrainJob
-        Jobs of one kind. Their models and optimizers are changed in place.
-
-    Returns
-    -------
-    list
-        Each client's mean loss as of `TrainJob`, or an error if the loss or a weight is not finite,
-        or if its batches, or a step with one of their shape, raised one.
+    Jobs are of one kind; their models and optimizers are changed in place. Return each client's
+    mean loss as of `TrainJob`, or an error if the loss or a weight is not finite, or if its
+    batches, or a step with one of their shape, raised one.
     """
     stack = Stack([job.model for job in jobs], training=True)
     turns = zip(*(job.optimizers for job in jobs), strict=True)
@@ -307,13 +291,6 @@ def cohort_size(architecture: Architecture, cohort: str) -> int:
 
     A CPU has fast kernels for the convolutions of one network, but none for several networks at
     once. A GPU is not busy with a single small network.
-
-    Parameters
-    ----------
-    architecture : Architecture
-        Architecture of the models.
-    cohort : str
-        ``auto``, ``on`` or ``off``, as in the run config.
     """
     model = borrow(architecture)
     has_convolutions, draws = convolves(model), draws_while_training(model)

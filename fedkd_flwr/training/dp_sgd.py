@@ -41,21 +41,8 @@ def poisson_batches(
 ) -> Iterator[Tensor]:
     """Yield the positions of batches into which each sample is drawn independently.
 
-    Parameters
-    ----------
-    num_samples : int
-        Samples in the data set.
-    rate : float
-        q, the probability with which a sample is in a batch.
-    steps : int
-        Number of batches. A batch may be empty.
-    generator : numpy.random.Generator
-        Draws the samples. It has to be secret.
-
-    Yields
-    ------
-    Tensor
-        Shape (batch,), int64, ascending.
+    Positions are (batch,) int64, ascending; a batch may be empty. `rate` is q, the probability with
+    which a sample is in a batch. The generator has to be secret.
     """
     for _ in range(steps):
         yield torch.from_numpy(np.flatnonzero(generator.random(num_samples) < rate))
@@ -131,21 +118,9 @@ def gradients_of_samples(
 ) -> dict[str, Tensor]:
     """Return the gradient of the loss for each sample by itself.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Without layers that mix samples, such as batch normalization.
-    loss : callable
-        Mean loss of the model on a batch.
-    private : tuple of Tensor
-        Columns with one row for each of n samples.
-    shared : tuple of Tensor
-        Further tensors that the loss of every sample takes whole, such as a public batch.
-
-    Returns
-    -------
-    dict of str to Tensor
-        Shape (n, …), by name of the parameter.
+    Shape (n, …), by name of the parameter. `private` are columns with one row for each of n
+    samples, `shared` tensors that every sample's loss takes whole, such as a public batch. No layer
+    may mix samples, as batch normalization does.
     """
     trained = {k: p.detach() for k, p in model.named_parameters() if p.requires_grad}
     objective = Objective(model, loss)
@@ -167,10 +142,7 @@ def gradients_of_samples(
 def require_separate_samples(model: nn.Module, name: str = "the model") -> None:
     """Refuse a model that mixes samples, because no gradient then belongs to one sample.
 
-    Raises
-    ------
-    ValueError
-        With what to use instead.
+    Raises `ValueError` with what to use instead.
     """
     if mixes_samples(model):
         raise ValueError(
@@ -183,12 +155,8 @@ def require_separate_samples(model: nn.Module, name: str = "the model") -> None:
 def added(spent: NDArray[np.float64], rate: float, noise: float, steps: int) -> NDArray[np.float64]:
     """Return the steps of a client so far with further ones.
 
-    Parameters
-    ----------
-    spent : ndarray
-        Shape (S, 3): sampling rate q, noise multiplier sigma, number of steps.
-    rate, noise, steps : float, float, int
-        Further steps. A silo that grows has another q than before.
+    `spent` (S, 3) holds sampling rate q, noise multiplier sigma and number of steps. A silo that
+    grows has another q than before.
     """
     alike = (spent[:, 0] == rate) & (spent[:, 1] == noise)
     if not alike.any():

@@ -51,18 +51,8 @@ def generator_loss(
 ) -> Tensor:
     """Return the server's loss of a generator on a batch.
 
-    Parameters
-    ----------
-    generator : mapping of str to Tensor
-        The generator.
-    heads : sequence of nn.Linear
-        The heads of R clients.
-    shares : Tensor
-        Shape (R, K), each client's share of the samples of a class.
-    classes, noise : Tensor
-        Shapes (n,) and (n, e).
-    diversity : float
-        eta.
+    There are heads of R clients. `shares` (R, K) are each client's shares of the samples of a
+    class, `classes` are (n,), `noise` (n, e), and `diversity` is eta.
     """
     features = generated(generator, classes, noise)
     teaching = torch.stack(

@@ -4,14 +4,16 @@ A client's `train` hands its jobs to `PersonalClient.do`. A client that is train
 at once. `fedkd_flwr.training.cohort` runs equal jobs of several clients together.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.loop import (
     Batch,
+    DivergedError,
     Gradients,
     Loss,
     backpropagate,
@@ -57,10 +59,7 @@ class TrainJob:
     def run(self) -> float:
         """Train.
 
-        Raises
-        ------
-        DivergedError
-            If the mean loss, or a weight at the end, is not finite.
+        Raises `DivergedError` if the mean loss, or a weight at the end, is not finite.
         """
         how = self.gradients, self.alternate
         return train_on(self.model, self.loss, self.optimizer, self.batches, *how)
@@ -93,10 +92,7 @@ Job = TrainJob | PredictJob
 class StepCounter:
     """Counts a client's gradient steps: one for each batch of its training jobs.
 
-    Attributes
-    ----------
-    taken : int
-        Steps so far. Clients add steps that they take outside of jobs.
+    Clients add steps that they take outside of jobs.
     """
 
     def __init__(self) -> None:
@@ -107,3 +103,34 @@ class StepCounter:
         for batch in batches:
             self.taken += 1
             yield batch
+
+
+def undone_if_it_diverges(
+    job: TrainJob, run: Callable[[TrainJob], float], report: Callable[[DivergedError], None]
+) -> float:
+    """Run a training, and undo it if it diverges.
+
+    The model is then as it was before, its optimizer begins anew, and the loss is 0. So the client
+    goes on, and whoever sees its reply cannot tell.
+    """
+    before = copied_state(job.model)
+    try:
+        return run(job)
+    except DivergedError as error:
+        report(error)
+        job.model.load_state_dict(before)
+        for optimizer in job.optimizers:
+            optimizer.state.clear()
+        return 0.0
+
+
+def train_unless_it_diverges(
+    model: nn.Module, train: Callable[[], None], report: Callable[[DivergedError], None]
+) -> None:
+    """Train, or leave the model as it was and report if the training diverges."""
+    before = copied_state(model)
+    try:
+        train()
+    except DivergedError as error:
+        report(error)
+        model.load_state_dict(before)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.models.torch_internals import tracking_batch_norms
+from fedkd_flwr.models.vectors import copied_state
 from strategies.core.randomness import random_generator
 from strategies.core.replies import LARGEST_LOSS
 
@@ -48,14 +49,7 @@ class DivergedError(RuntimeError):
 class Evaluation:
     """A model's result on one data set.
 
-    Attributes
-    ----------
-    correct : int
-        Correctly classified samples.
-    total : int
-        Number of samples.
-    loss : float
-        Mean cross-entropy over samples.
+    The loss is the mean cross-entropy over samples.
     """
 
     correct: int
@@ -93,17 +87,7 @@ def epoch_batches(
 ) -> Iterator[Tensor]:
     """Yield the positions of shuffled batches, epoch by epoch.
 
-    Parameters
-    ----------
-    num_samples, batch_size, epochs : int
-        Samples in the data set and in a batch, and the number of epochs.
-    generator : numpy.random.Generator
-        Draws the order.
-
-    Yields
-    ------
-    Tensor
-        Shape (batch,), int64.
+    Shape (batch,), int64.
     """
     starts = batch_starts(num_samples, batch_size)
     for _ in range(epochs):
@@ -117,17 +101,7 @@ def random_batches(
 ) -> Iterator[Tensor]:
     """Yield endless positions of uniformly drawn batches, each without repetition.
 
-    Parameters
-    ----------
-    num_samples, batch_size : int
-        Samples in the data set and in a batch. A smaller data set is one batch.
-    generator : numpy.random.Generator
-        Draws the positions.
-
-    Yields
-    ------
-    Tensor
-        Shape (min(batch_size, num_samples),), int64.
+    Shape (min(batch_size, num_samples),), int64.
     """
     size = min(batch_size, num_samples)
     while True:
@@ -161,12 +135,7 @@ def joined(positions: Iterable[Tensor], smallest: int) -> Iterator[Tensor]:
 def gathered(positions: Iterable[Tensor], *columns: Tensor) -> Iterator[Batch]:
     """Yield the batches at some positions: the rows of each column.
 
-    Parameters
-    ----------
-    positions : iterable of Tensor
-        Positions of each batch, (batch,) int64.
-    *columns : Tensor
-        Images, labels, teachers, …, with one row per sample.
+    Columns are images, labels, teachers, …, with one row per sample.
     """
     for chosen in positions:
         chosen = chosen.to(columns[0].device)
@@ -252,10 +221,7 @@ def sum_of_trained(model: nn.Module) -> float:
 def require_finite(loss: float) -> None:
     """Refuse a training that has diverged. The client then keeps its previous model.
 
-    Raises
-    ------
-    DivergedError
-        If the loss is not finite.
+    Raises `DivergedError` if the loss is not finite.
     """
     if not math.isfinite(loss):
         raise DivergedError(f"training diverged (loss {loss}); lower the learning-rate")
@@ -264,15 +230,8 @@ def require_finite(loss: float) -> None:
 def require_finite_weights(total: float) -> None:
     """Refuse a training that diverged in its last step, after the last loss.
 
-    Parameters
-    ----------
-    total : float
-        Sum of weights and running statistics. It is finite if all of them are.
-
-    Raises
-    ------
-    DivergedError
-        If the sum is not finite.
+    The total, of weights and running statistics, is finite if all of them are. Raises
+    `DivergedError` if the sum is not finite.
     """
     if not math.isfinite(total):
         raise DivergedError("training diverged (its model is not finite); lower the learning-rate")
@@ -283,18 +242,10 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
     """Set the running statistics of batch normalization to those of some images.
 
     The running averages of training lag behind the weights. In a supernet every operation is
-    normalized, and the lags add up: a network that is correct on every batch can be at chance
-    level in evaluation mode. Averages over clients fit no client, because the activations of an
-    averaged network vary less than those of the clients' networks.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Its weights do not change, nor does a model without batch normalization. It is left in
-        evaluation mode.
-    images : Tensor
-        Shape (n, channels, height, width). A single image has no variance and changes
-        nothing.
+    normalized, and the lags add up: a network that is correct on every batch can be at chance level
+    in evaluation mode. Averages over clients fit no client, because the activations of an averaged
+    network vary less than those of the clients' networks. The model is left in evaluation mode, its
+    weights unchanged. A single image has no variance and changes nothing.
     """
     layers = tracking_batch_norms(model)
     if not layers or len(images) < 2:
@@ -316,12 +267,7 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
 def statistics_of(model: nn.Module, images: Tensor) -> Iterator[None]:
     """Use the statistics of some images in batch normalization, and restore them afterwards.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Left in evaluation mode, with its previous buffers.
-    images : Tensor
-        Shape (n, channels, height, width).
+    The model is left in evaluation mode, with its previous buffers.
     """
     own = [buffer.clone() for buffer in model.buffers()]
     try:
@@ -355,12 +301,8 @@ def predict_logits(model: nn.Module, images: Tensor) -> Tensor:
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> Evaluation:
     """Return a model's number of correct predictions and its mean loss over samples.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Left in evaluation mode.
-    images, labels : Tensor
-        Shapes (n, channels, height, width) and (n,), n at least 1.
+    Images are (n, channels, height, width), labels (n,), n at least 1. The model is left in
+    evaluation mode.
     """
     return count_correct(predict_logits(model, images), labels)
 
@@ -375,12 +317,7 @@ def count_correct(logits: Tensor, labels: Tensor) -> Evaluation:
 def computing_in(precision: str, device: str) -> AbstractContextManager[None]:
     """Run networks in a precision that may differ from that of their weights.
 
-    Parameters
-    ----------
-    precision : str
-        ``float32`` or ``bf16``, as in the run config.
-    device : str
-        Device of the networks.
+    ``float32`` or ``bf16``, as in the run config.
     """
     if precision == "float32":
         return nullcontext()
@@ -417,3 +354,26 @@ def seeded(device: str, seed: int, purpose: str, *indices: int) -> Iterator[None
     finally:
         for generator, state in zip(generators, before, strict=True):
             generator.set_state(state)
+
+
+def keep_best_epoch(
+    model: nn.Module,
+    train_epoch: Callable[[], None],
+    epochs: int,
+    rank: Callable[[], tuple[float, ...]],
+) -> None:
+    """Train for some epochs, and leave the model as it was after the best of them.
+
+    The model without any epoch counts too, so no training can lower its rank. Of equals the
+    earliest is left. A training that diverges ends there. Higher ranks are better.
+    """
+    best, weights = rank(), copied_state(model)
+    for _ in range(epochs):
+        try:
+            train_epoch()
+        except DivergedError:
+            break
+        now = rank()
+        if now > best:
+            best, weights = now, copied_state(model)
+    model.load_state_dict(weights)

@@ -22,12 +22,7 @@ def cross_entropy(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 class Distillation:
     """``KL(teacher || student at T)`` on a batch of images and their teacher's predictions.
 
-    Attributes
-    ----------
-    temperature : float
-        T > 0 of the student.
-    t_squared : bool
-        Whether to multiply by T².
+    T > 0 is the student's; `t_squared` multiplies by T².
     """
 
     temperature: float
@@ -42,12 +37,7 @@ class Distillation:
 class CoDistillation:
     """Cross-entropy plus a weight times the squared distance to a centroid (PerFed-CKT, Eq. 1).
 
-    Attributes
-    ----------
-    weight : float
-        lambda of Eq. 1.
-    private_loss : callable
-        Mean loss of the model on the private batch, f_k of Eq. 1.
+    `weight` is lambda, and `private_loss` f_k, the mean loss of the model on the private batch.
     """
 
     weight: float
@@ -77,22 +67,8 @@ def kl_to_teacher(
 ) -> Tensor:
     """Return ``KL(teacher || softmax(logits / T))``, summed over classes, mean over samples.
 
-    Parameters
-    ----------
-    logits : Tensor
-        Shape (batch, K), the student's logits.
-    teacher : Tensor
-        Shape (batch, K), rows on the simplex.
-    temperature : float
-        T > 0 of the student.
-    t_squared : bool
-        Whether to multiply by T², which keeps the gradient's size independent of T
-        (Hinton et al. 2015).
-
-    Returns
-    -------
-    Tensor
-        Scalar.
+    Both are (batch, K), the teacher's rows on the simplex. `t_squared` multiplies by T², which
+    keeps the gradient's size independent of T (Hinton et al. 2015).
     """
     log_student = functional.log_softmax(logits / temperature, dim=1)
     # PyTorch's own divergence cannot be computed for several clients at once.
@@ -103,19 +79,8 @@ def kl_to_teacher(
 def kl_from_teacher(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Return ``KL(softmax(logits / T) || teacher)``, summed over classes, mean over samples.
 
-    Parameters
-    ----------
-    logits : Tensor
-        Shape (batch, K), the student's logits.
-    teacher : Tensor
-        Shape (batch, K), rows on the simplex. Zeros count as the smallest normal number.
-    temperature : float
-        T > 0 of the student.
-
-    Returns
-    -------
-    Tensor
-        Scalar.
+    Both are (batch, K), the teacher's rows on the simplex. Its zeros count as the smallest normal
+    number.
     """
     log_student = functional.log_softmax(logits / temperature, dim=1)
     log_teacher = teacher.clamp(min=torch.finfo(teacher.dtype).tiny).log()
@@ -125,15 +90,7 @@ def kl_from_teacher(logits: Tensor, teacher: Tensor, temperature: float) -> Tens
 def squared_distance(predictions: Tensor, target: Tensor) -> Tensor:
     """Return ``||target(x) - s(x)||²``, summed over classes, mean over samples.
 
-    Parameters
-    ----------
-    predictions, target : Tensor
-        Shape (batch, K), rows on the simplex.
-
-    Returns
-    -------
-    Tensor
-        Scalar.
+    Both are (batch, K), rows on the simplex.
     """
     return (target - predictions).square().sum(dim=1).mean()
 
@@ -141,18 +98,6 @@ def squared_distance(predictions: Tensor, target: Tensor) -> Tensor:
 def cross_entropy_to_teacher(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Return the cross-entropy of the student's soft predictions under the teacher's.
 
-    Parameters
-    ----------
-    logits : Tensor
-        Shape (batch, K), the student's logits.
-    teacher : Tensor
-        Shape (batch, K), rows on the simplex.
-    temperature : float
-        T > 0 of the student.
-
-    Returns
-    -------
-    Tensor
-        Scalar, mean over samples.
+    Both are (batch, K), the teacher's rows on the simplex. The mean is over samples.
     """
     return functional.cross_entropy(logits / temperature, teacher)

@@ -40,18 +40,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build an optimizer.
 
-    Parameters
-    ----------
-    name : str
-        ``sgd``, ``adam`` or ``adamw``.
-    parameters : iterable of nn.Parameter
-        The parameters to optimize.
-    rate : float
-        Learning rate.
-    momentum : float
-        Momentum of stochastic gradient descent. The other optimizers have their own moments.
-    weight_decay : float
-        Weight decay, decoupled in ``adamw``.
+    One of ``sgd``, ``adam`` and ``adamw``. The momentum is that of ``sgd`` alone; weight decay is
+    decoupled in ``adamw``.
     """
     if name == "adam":
         return Adam(parameters, rate, weight_decay=weight_decay)
@@ -83,14 +73,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 def scheduled_rate(rate: float, schedule: str, server_round: int, num_rounds: int) -> float:
     """Return the learning rate of a round.
 
-    Parameters
-    ----------
-    rate : float
-        Learning rate of the first round.
-    schedule : str
-        ``constant``; ``cosine``, half a cosine wave down to nearly 0 in the last round; or
-        ``step``, a tenth after half of the rounds and a hundredth after three quarters.
-    server_round, num_rounds : int
-        The round, from 1, and the number of rounds.
+    ``constant``; ``cosine``, half a wave down to nearly 0 in the last round; or ``step``, a tenth
+    after half of the rounds and a hundredth after three quarters. Rounds count from 1.
     """
     return rate * SCHEDULES[schedule]((server_round - 1) / num_rounds)

@@ -41,23 +41,9 @@ def measured(
 ) -> dict[str, float]:
     """Return the values of some measures by metric name.
 
-    Parameters
-    ----------
-    logits : Tensor
-        Shape (n, K).
-    labels : Tensor
-        Shape (n,), int64.
-    held : Tensor
-        Shape (K,), bool. The classes that the client trains on.
-    measures : collection of str
-        Some of `strategies.core.optional_metrics.MEASURES`.
-    reported : callable
-        Which counts by class are reported.
-
-    Returns
-    -------
-    dict of str to float
-        A measure that the labels do not define is left out, such as the AUC of a single class.
+    Logits (n, K), labels (n,); `held` (K,) are the classes that the client trains on, and
+    `reported` says which counts by class are reported. A measure that the labels do not define is
+    left out, such as the AUC of a single class.
     """
     numbers: dict[str, float] = {}
     # A diverged network predicts NaN, and only measures that count predictions are defined.
@@ -79,16 +65,10 @@ def measured(
 def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
     """Return the expected calibration error, the gap between confidence and accuracy.
 
-    Predictions are sorted into `BINS` bins by confidence. The error is the mean over predictions
-    of their bin's |accuracy - mean confidence| (Guo et al., *On Calibration of Modern Neural
-    Networks*, ICML 2017, eq. 3).
-
-    Parameters
-    ----------
-    probabilities : Tensor
-        Shape (n, K), n at least 1; rows sum to 1.
-    labels : Tensor
-        Shape (n,), int64.
+    Predictions are sorted into `BINS` bins by confidence. The error is the mean over predictions of
+    their bin's |accuracy - mean confidence| (Guo et al., *On Calibration of Modern Neural
+    Networks*, ICML 2017, eq. 3). Probabilities (n, K), rows summing to 1, and labels (n,), n at
+    least 1.
     """
     confidences, answers = probabilities.double().max(dim=1)
     # Bin m is ((m - 1) / M, m / M].
@@ -101,17 +81,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
 def area_under_curves(probabilities: Tensor, labels: Tensor) -> float | None:
     """Return the mean area under the ROC curve of each class that occurs against the rest.
 
-    Parameters
-    ----------
-    probabilities : Tensor
-        Shape (n, K).
-    labels : Tensor
-        Shape (n,), int64.
-
-    Returns
-    -------
-    float or None
-        None if there is only one class.
+    Probabilities (n, K), labels (n,). None if there is only one class.
     """
     from sklearn.metrics import roc_auc_score  # deferred: few runs need it
 
@@ -126,10 +96,7 @@ def area_under_curves(probabilities: Tensor, labels: Tensor) -> float | None:
 def macro_f1(predictions: Tensor, labels: Tensor) -> float:
     """Return the mean F1 score over the classes that occur among the labels.
 
-    Parameters
-    ----------
-    predictions, labels : Tensor
-        Shape (n,), int64, n at least 1.
+    Shapes (n,), n at least 1.
     """
     from sklearn.metrics import f1_score
 
@@ -140,10 +107,7 @@ def macro_f1(predictions: Tensor, labels: Tensor) -> float:
 def balanced_accuracy(predictions: Tensor, labels: Tensor) -> float:
     """Return the mean recall over the classes that occur among the labels.
 
-    Parameters
-    ----------
-    predictions, labels : Tensor
-        Shape (n,), int64, n at least 1.
+    Shapes (n,), n at least 1.
     """
     from sklearn.metrics import recall_score
 
@@ -156,16 +120,7 @@ def counts_by_class(
 ) -> dict[str, float]:
     """Return correct predictions and samples of each class that is reported, and of those held.
 
-    Parameters
-    ----------
-    logits : Tensor
-        Shape (n, K).
-    labels : Tensor
-        Shape (n,), int64.
-    held : Tensor
-        Shape (K,), bool.
-    reported : callable
-        Which classes are reported. Held classes are counted among these.
+    Logits (n, K), labels (n,); `held` classes (K,) are counted among the reported ones.
     """
     is_right = logits.argmax(dim=1) == labels
     totals = torch.bincount(labels, minlength=len(held))

@@ -15,12 +15,8 @@ from fedkd_flwr.training.losses import cross_entropy
 class Proximal:
     """Cross-entropy plus ``weight / 2 * ||w - center||²``.
 
-    Attributes
-    ----------
-    tensors : sequence of Tensor
-        The center: one tensor per parameter of the model, in order.
-    weight : float
-        mu of FedProx, lambda of Ditto and pFedMe.
+    `tensors` is the center, one per parameter of the model, in order. `weight` is mu of FedProx,
+    lambda of Ditto and pFedMe.
     """
 
     tensors: Sequence[Tensor] = field(compare=False)
@@ -36,11 +32,7 @@ class Proximal:
 class Linear:
     """Cross-entropy whose gradient is shifted by a direction, as if ``<direction, w>`` was added.
 
-    Attributes
-    ----------
-    tensors : sequence of Tensor
-        The direction: one tensor per parameter of the model, in order. In SCAFFOLD it is
-        ``c - c_i``.
+    `tensors` is the direction, one per parameter of the model, in order: in SCAFFOLD ``c - c_i``.
     """
 
     tensors: Sequence[Tensor] = field(compare=False)
@@ -54,12 +46,7 @@ class Linear:
 class ProximalLinear:
     """The terms of `Proximal` and `Linear` together.
 
-    Attributes
-    ----------
-    tensors : sequence of Tensor
-        The center and then the direction: one tensor per parameter of the model each, in order.
-    weight : float
-        alpha of FedDyn.
+    `tensors` are the center and then the direction. `weight` is alpha of FedDyn.
     """
 
     tensors: Sequence[Tensor] = field(compare=False)

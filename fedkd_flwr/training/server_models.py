@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import public_pool, public_pool_size
@@ -30,11 +31,7 @@ from fedkd_flwr.training.loop import (
     train_on,
 )
 from fedkd_flwr.training.losses import Distillation
-from fedkd_flwr.training.optimizers import build_optimizer
-from fedkd_flwr.training.prototype_generator import (
-    generated_prototypes,
-    train_prototype_generator,
-)
+from fedkd_flwr.training.optimizers import SGD, build_optimizer
 from strategies.core.flower import log
 from strategies.core.layer_choice import LayerChoice
 from strategies.core.randomness import random_generator
@@ -44,13 +41,7 @@ Vectors = Mapping[str, NDArray[Any]]
 
 
 class RunModels:
-    """The models and the public data of a run; implements `ServerModels` of `strategies`.
-
-    Parameters
-    ----------
-    run : RunConfig
-        The common run config.
-    """
+    """The models and the public data of a run; implements `ServerModels` of `strategies`."""
 
     def __init__(self, run: RunConfig) -> None:
         self.run = run
@@ -207,3 +198,42 @@ class RunModels:
         if width:
             with_common_width(network, width)
         return network.to(self.run.server_device)
+
+
+def generated_prototypes(generator: Mapping[str, Tensor]) -> Tensor:
+    """Return the global prototypes g(e), shape (K, d); see `strategies.fedtgp.FedTGPState`."""
+    hidden = (generator["vectors"] @ generator["hidden"].T + generator["hidden-bias"]).relu()
+    return hidden @ generator["output"].T + generator["output-bias"]
+
+
+def margin_loss(prototypes: Tensor, sent: Tensor, classes: Tensor, margin: float) -> Tensor:
+    """Return the contrastive loss of the prototypes that one client sent, their mean.
+
+    Prototypes are (K, d), those sent (M, d), their classes (M,). The margin is added to the
+    distance to the correct prototype.
+    """
+    # The square root has no gradient at 0.
+    distances = ((sent[:, None] - prototypes[None]).square().sum(dim=-1) + 1e-12).sqrt()
+    margins = margin * functional.one_hot(classes, len(prototypes))
+    return functional.cross_entropy(-(distances + margins), classes)
+
+
+def train_prototype_generator(
+    generator: Mapping[str, Tensor],
+    sent: Sequence[tuple[Tensor, Tensor]],
+    *,
+    margin: float,
+    epochs: int,
+    learning_rate: float,
+) -> None:
+    """Train a generator in place, with one step of gradient descent per client and epoch.
+
+    The parameters are those of `strategies.core.server_models.ServerModels.train_prototypes`.
+    """
+    optimizer = SGD(generator.values(), learning_rate)
+    for _ in range(epochs):
+        for own, classes in sent:
+            optimizer.zero_grad()
+            loss = margin_loss(generated_prototypes(generator), own, classes, margin)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()

@@ -19,21 +19,8 @@ Tensors = dict[str, Tensor]
 class Stack:
     """The models of a cohort as one stacked model.
 
-    Parameters
-    ----------
-    models : sequence of nn.Module
-        C models of one architecture.
-    training : bool
-        Whether they are in training mode.
-
-    Attributes
-    ----------
-    models : sequence of nn.Module
-        The models.
-    skeleton : nn.Module
-        One of them, whose structure serves all.
-    parameters, buffers : dict of str to Tensor
-        Shape (C, …).
+    There are C models of one architecture; `parameters` and `buffers` are (C, …) by name. The
+    `skeleton` is one of the models, whose structure serves all.
     """
 
     def __init__(self, models: Sequence[nn.Module], training: bool) -> None:
@@ -75,14 +62,7 @@ def _stacked(named: Iterable[Iterable[tuple[str, Tensor]]]) -> Tensors:
 class Chosen:
     """The clients of a cohort that take a step together, often all of them.
 
-    Parameters
-    ----------
-    members : sequence of int
-        Their positions.
-    clients : int
-        C, the number of clients in the cohort.
-    device : torch.device
-        Device of their tensors.
+    `members` are their positions among the C clients.
     """
 
     def __init__(self, members: Sequence[int], clients: int, device: torch.device) -> None:
@@ -108,17 +88,8 @@ def trained_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[st
 class StackedDescent:
     """Stochastic gradient descent on stacked parameters, equal to PyTorch's for each client.
 
-    Parameters
-    ----------
-    stack : Stack
-        The C clients' models. Parameters that the optimizers train are changed in place.
-    optimizers : sequence of Optimizer
-        One per client, with the settings, and the momentum if any.
-
-    Attributes
-    ----------
-    names : list of str
-        The names of the trained parameters.
+    Each client's optimizer gives the settings, and the momentum if any. Parameters that the
+    optimizers train are changed in place.
     """
 
     def __init__(self, stack: Stack, optimizers: Sequence[torch.optim.Optimizer]) -> None:

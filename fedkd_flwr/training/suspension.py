@@ -16,17 +16,7 @@ from fedkd_flwr.training.loop import generators_of
 
 
 class Modes(NamedTuple):
-    """What PyTorch keeps per thread.
-
-    Attributes
-    ----------
-    inference, gradients : bool
-        Whether inference mode is on, and whether gradients are recorded.
-    autocast : bool
-        Whether operations run in `precision`.
-    precision : torch.dtype
-        Precision of autocast.
-    """
+    """What PyTorch keeps per thread."""
 
     inference: bool
     gradients: bool
@@ -37,12 +27,7 @@ class Modes(NamedTuple):
 class SuspendedClient(greenlet):
     """A client of a cohort: it runs until its next job, and goes on with the job's result.
 
-    Parameters
-    ----------
-    serve : callable
-        Trains the client and returns its answer.
-    device : str
-        Device of its networks.
+    `serve` trains the client and returns its answer.
     """
 
     def __init__(self, serve: Callable[[], Any], device: str) -> None:
@@ -56,10 +41,7 @@ class SuspendedClient(greenlet):
     def go_on(self, result: Any = None) -> Any:
         """Give the client the result of its job, or raise it there if it is an exception.
 
-        Returns
-        -------
-        object
-            Its next job, or its answer if the client is `dead`.
+        Return its next job, or its answer if the client is `dead`.
         """
         with self._own_state():
             return self.throw(result) if isinstance(result, Exception) else self.switch(result)
@@ -108,13 +90,7 @@ class SuspendedClient(greenlet):
 
 
 def result_of(job: Any) -> Any:
-    """Run a job at once, or hand it to the cohort in which the client is suspended.
-
-    Parameters
-    ----------
-    job : TrainJob or PredictJob
-        See `fedkd_flwr.training.jobs`.
-    """
+    """Run a job at once, or hand it to the cohort in which the client is suspended."""
     client = getcurrent()
     if isinstance(client, SuspendedClient):
         return client.wait_for(job)

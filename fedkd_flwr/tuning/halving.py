@@ -7,6 +7,13 @@ its cost would depend on their order.
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
+
+from fedkd_flwr.config import RunConfig, read_config
+from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.engines.starting import with_natural_clients
+from fedkd_flwr.training.loop import batch_starts
+from strategies.core.plan import sample_clients
 
 BRACKET = 8
 """Trials of a full bracket."""
@@ -22,17 +29,8 @@ finalists miss less than two that were chosen after more rounds, at the same cos
 def rungs_of(rounds: int, evaluate_every: int) -> dict[int, Fraction]:
     """Return the rounds at which trials are judged, and the share of them that continues.
 
-    Parameters
-    ----------
-    rounds : int
-        Rounds of a run.
-    evaluate_every : int
-        Interval of the evaluations; a rung has to be an evaluated round.
-
-    Returns
-    -------
-    dict of int to Fraction
-        By ascending round. All trials of the last one, all rounds, are finalists.
+    By ascending round, each an evaluated one. All trials of the last one, all rounds, are
+    finalists.
     """
     rungs: dict[int, Fraction] = {}
     for when, kept in EARLY_RUNGS:
@@ -55,14 +53,8 @@ def number_continuing(number: int, share: Fraction) -> int:
 def bracket_cost(size: int, continuing: Sequence[Fraction], costs: Sequence[float]) -> float:
     """Return what a bracket costs.
 
-    Parameters
-    ----------
-    size : int
-        Its trials.
-    continuing : sequence of Fraction
-        Share of the trials that continues at each rung.
-    costs : sequence of float
-        What one trial has cost when it reaches each rung, ascending.
+    `continuing` is the share of the trials that continues at each rung, `costs` what one trial has
+    cost when it reaches it, ascending.
     """
     total, before, alive = 0.0, 0.0, size
     for share, cost in zip(continuing, costs, strict=True):
@@ -75,3 +67,34 @@ def largest_bracket(continuing: Sequence[Fraction], costs: Sequence[float], left
     """Return the size of the largest bracket that costs at most what is left; 0 for none."""
     sizes = range(BRACKET, 0, -1)
     return next((size for size in sizes if bracket_cost(size, continuing, costs) <= left), 0)
+
+
+BASELINE = "local"
+"""Training alone, which is always a possible answer."""
+
+
+def steps_of_local(settings: Mapping[str, Any], seed: int) -> int:
+    """Return the gradient steps that all clients of `local` take in a run, without training.
+
+    They do not depend on the settings that are searched, which have no effect on the batches. The
+    seed is that of the split, and of the clients that are sampled.
+    """
+    configuration = read_config({**settings, "strategy": BASELINE, "seed": seed})
+    run = with_natural_clients(configuration).run
+    plan = run.plan
+    trained = sorted({*range(plan.num_clients)} - {*plan.new_client_ids})
+    by_client = {n: _steps_of_round(run, n) for n in trained}
+    return sum(
+        by_client[n]
+        for server_round in range(1, plan.num_server_rounds + 1)
+        for n in sample_clients(trained, plan.sample_size, seed, server_round)
+    )
+
+
+def _steps_of_round(run: RunConfig, partition_id: int) -> int:
+    """Return the steps of a client in a round: tau random batches if set, else E epochs."""
+    training = run.training
+    if training.local_iterations:
+        return training.local_iterations
+    samples = len(load_client(run.data_plan, partition_id).train_labels)
+    return training.local_epochs * len(batch_starts(samples, training.batch_size))

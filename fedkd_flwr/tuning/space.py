@@ -8,7 +8,7 @@ from optuna.trial import Trial
 from pydantic.fields import FieldInfo
 
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.methods import Method
 from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.search import SearchRange
@@ -28,16 +28,8 @@ WIDER = 0.5
 class Dimension:
     """One setting of a search.
 
-    Attributes
-    ----------
-    low, high : float
-        The range to search.
-    log : bool
-        Whether values are spread over orders of magnitude.
-    whole : bool
-        Whether values are whole numbers.
-    least, most : float
-        The limits of the setting itself, which a wider range respects.
+    `log` spreads values over orders of magnitude. `least` and `most` are the limits of the setting
+    itself, which a wider range respects.
     """
 
     low: float
@@ -84,10 +76,8 @@ class Dimension:
 def search_space(method: Method) -> dict[str, Dimension]:
     """Return the settings of a method that declare a `SearchRange`, the step size among them.
 
-    Raises
-    ------
-    ConfigError
-        If the step size declares none: without it methods would not be tuned alike.
+    Raises `ConfigError` if the step size declares none: without it methods would not be tuned
+    alike.
     """
     space = {**_declared(TrainingSettings), **_declared(method.record.settings_type)}
     if STEP_SIZE not in space:

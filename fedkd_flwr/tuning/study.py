@@ -22,7 +22,7 @@ from sqlalchemy.exc import DatabaseError
 
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError, current_config
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.tuning.halving import BRACKET, largest_bracket, number_continuing, ranked, rungs_of
@@ -49,20 +49,9 @@ ACCURACY, STEPS = "accuracy", GRADIENT_STEPS.name
 class MethodSearch:
     """The search for one method's settings; can be sent to another process.
 
-    Attributes
-    ----------
-    strategy : str
-        Name of the method.
-    values : mapping
-        The flat run config that all trials share.
-    seeds : tuple of int
-        The tuning seeds; a trial's value is the mean over them.
-    budget : int
-        Gradient steps of all trials together.
-    steps_of_local : int
-        Gradient steps of a whole trial of `local`, the first guess of what a trial takes.
-    folder : Path
-        Where the study and its runs are kept.
+    A trial's value is the mean over the tuning seeds. The budget is the gradient steps of all
+    trials together; `steps_of_local` are those of a whole trial of `local`, the first guess of what
+    a trial takes.
     """
 
     strategy: str
@@ -103,12 +92,8 @@ class MethodSearch:
     def study(self) -> Study:
         """Open the study, or begin it with the settings of the run config as its first trial.
 
-        Raises
-        ------
-        RunDirectoryError
-            If its file is damaged.
-        ConfigError
-            If it was begun with other settings or seeds, or with a larger budget.
+        Raises `RunDirectoryError` if its file is damaged; `ConfigError` if it was begun with other
+        settings or seeds, or with a larger budget.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.folder.mkdir(parents=True, exist_ok=True)

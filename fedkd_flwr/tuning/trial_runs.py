@@ -8,7 +8,7 @@ from typing import Any
 
 from fedkd_flwr import engines
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.runs import (
     Run,
     RunDirectoryError,
@@ -34,16 +34,8 @@ class _RungReachedError(Exception):
 class TrialRuns:
     """The runs of a search; can be sent to another process.
 
-    Attributes
-    ----------
-    values : mapping
-        The flat run config that all trials share.
-    seeds : tuple of int
-        The tuning seeds; a trial has a run for each.
-    rungs : collection of int
-        Rounds at which trials are judged; the last ends a run.
-    folder : Path
-        Where the runs are kept.
+    A trial has a run for each tuning seed. Trials are judged at the rungs, rounds of which the last
+    ends a run.
     """
 
     values: Mapping[str, Scalar]
@@ -109,10 +101,7 @@ class TrialRuns:
 def validation_accuracy_at(run: Run, rung: int) -> float:
     """Return a run's mean accuracy on validation splits after a round, or where it ended earlier.
 
-    Raises
-    ------
-    ConfigError
-        If no client was evaluated there.
+    Raises `ConfigError` if no client was evaluated there.
     """
     accuracy = run.round_rows[:rung][-1]["validation_accuracy_mean"]
     if accuracy is None:

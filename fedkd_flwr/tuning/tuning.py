@@ -11,14 +11,14 @@ from optuna.trial import FrozenTrial, TrialState
 from statsmodels.stats.proportion import proportion_confint
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config, require_importable
-from fedkd_flwr.config.flat_config import Scalar
+from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.data.registry import DATA
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.engines import with_absolute_folders
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
-from fedkd_flwr.tuning.budget import BASELINE, steps_of_local
+from fedkd_flwr.tuning.halving import BASELINE, steps_of_local
 from fedkd_flwr.tuning.space import search_space
 from fedkd_flwr.tuning.study import MethodSearch, best_trial, steps_taken
 

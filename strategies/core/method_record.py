@@ -93,8 +93,6 @@ class MethodRecord:
         What a run has to have.
     settings_type : type
         Type of its settings.
-    color_family : str
-        Name of the methods with which it shares a color in figures; empty for an unused color.
     dp_sgd : bool
         Whether DP-SGD covers all that leaves its clients besides the results of evaluations. That
         is so if clients see their training samples in local training by the plain loop alone.
@@ -128,7 +126,6 @@ class MethodRecord:
     exchanged: str = ""
     needs: tuple[Need, ...] = ()
     settings_type: type[Settings] = Settings
-    color_family: str = ""
     dp_sgd: bool = False
     takes_estimators: bool = False
     averages_parameters: bool = False

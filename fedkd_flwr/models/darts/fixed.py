@@ -4,9 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
-from fedkd_flwr.models.darts.genotype import Node
+from fedkd_flwr.models.darts.genotype import Node, SearchSpace
 from fedkd_flwr.models.darts.operations import build_operation
-from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import CELL_INPUTS
 from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_cells
 
@@ -14,12 +13,7 @@ from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_ce
 class FixedNode(nn.Module):
     """An inner node: the sum of one operation on each of its edges.
 
-    Parameters
-    ----------
-    choices : tuple of Choice
-        The edges into the node.
-    plan : CellPlan
-        Position of its cell.
+    The choices are the edges into the node.
     """
 
     def __init__(self, choices: Node, plan: CellPlan) -> None:
@@ -45,15 +39,7 @@ class FixedNode(nn.Module):
 
 
 class FixedCell(nn.Module):
-    """A cell with one operation on each kept edge.
-
-    Parameters
-    ----------
-    plan : CellPlan
-        Position of the cell.
-    nodes : tuple of tuple of Choice
-        The edges into each inner node.
-    """
+    """A cell with one operation on each kept edge."""
 
     def __init__(self, plan: CellPlan, nodes: tuple[Node, ...]) -> None:
         super().__init__()
@@ -61,13 +47,7 @@ class FixedCell(nn.Module):
         self.nodes = nn.ModuleList(FixedNode(choices, plan) for choices in nodes)
 
     def forward(self, before_last: Tensor, last: Tensor) -> Tensor:
-        """Return the inner nodes, concatenated: (N, nodes * channels, h, w).
-
-        Parameters
-        ----------
-        before_last, last : Tensor
-            Outputs of the two cells before.
-        """
+        """Return the inner nodes, concatenated: (N, nodes * channels, h, w)."""
         states: list[Tensor] = self.inputs(before_last, last)
         for node in self.nodes:
             states.append(node(states))
@@ -77,18 +57,10 @@ class FixedCell(nn.Module):
 class FixedNetwork(nn.Module):
     """Network of one genotype, without the auxiliary head and drop-path of the paper.
 
-    Maps float32 images (N, channels, height, width) to logits (N, classes). Initial weights
-    come from PyTorch's global generator. Batch normalization learns a scale and a shift.
-
-    Parameters
-    ----------
-    search_space : SearchSpace
-        The genotype of its cells, and its size: that of the supernet. The paper's network for
-        CIFAR-10 has 36 channels and 20 cells.
-    shape : tuple of int
-        Channels, height and width of an image, of any size.
-    classes : int
-        Number of logits.
+    Maps float32 images (N, channels, height, width) to logits (N, classes). Initial weights come
+    from PyTorch's global generator. Batch normalization learns a scale and a shift. Its size is
+    that of the search space's supernet; the paper's network for CIFAR-10 has 36 channels and 20
+    cells. Images may have any size.
     """
 
     def __init__(self, search_space: SearchSpace, shape: Shape, classes: int) -> None:
@@ -114,15 +86,5 @@ class FixedNetwork(nn.Module):
 
 
 def darts_fixed(shape: Shape, classes: int, search_space: SearchSpace) -> FixedNetwork:
-    """Build the network of a search space's genotype with its supernet's channels and cells.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, height and width of an image, of any size.
-    classes : int
-        Number of logits.
-    search_space : SearchSpace
-        Genotype and size.
-    """
+    """Build the network of a search space's genotype with its supernet's channels and cells."""
     return FixedNetwork(search_space, shape, classes)

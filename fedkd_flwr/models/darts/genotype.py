@@ -1,11 +1,11 @@
-"""Discrete architectures, and their text form."""
+"""Discrete architectures, their text form, and the search space that they are in."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS
+from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS, SupernetSettings
 
 
 class Choice(NamedTuple):
@@ -70,21 +70,9 @@ class Genotype:
     def from_text(cls, text: str) -> "Genotype":
         """Read a genotype from the JSON of `to_text`.
 
-        Parameters
-        ----------
-        text : str
-            An object of ``normal`` and ``reduce``; each a list of nodes, each a list of
-            ``[operation, source]``.
-
-        Returns
-        -------
-        Genotype
-            Equal to the genotype that was written.
-
-        Raises
-        ------
-        ValueError
-            If the text is not of that form, or describes no valid genotype.
+        An object of ``normal`` and ``reduce``; each a list of nodes, each a list of ``[operation,
+        source]``. Raises `ValueError` if the text is not of that form, or describes no valid
+        genotype.
         """
         try:
             cells = json.loads(text)
@@ -132,3 +120,11 @@ PUBLISHED_GENOTYPE = Genotype(
     ),
 )
 """The cells that DARTS found on CIFAR-10 with second-order search (its figures 4 and 5)."""
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Size of a supernet, and the genotype of a fixed network of the same size."""
+
+    settings: SupernetSettings = field(default_factory=SupernetSettings)
+    genotype: Genotype = PUBLISHED_GENOTYPE

@@ -11,14 +11,8 @@ class HalvedResolution(nn.Module):
     """Map (N, inputs, h, w) to (N, outputs, ceil(h/2), ceil(w/2)), using every pixel.
 
     Half of the output channels use the pixels at even positions, half those at odd positions. Odd
-    sides are padded with zeros.
-
-    Parameters
-    ----------
-    inputs, outputs : int
-        Numbers of channels; `outputs` is even.
-    affine : bool
-        Whether batch normalization learns a scale and a shift.
+    sides are padded with zeros. `outputs` is even. `affine` lets batch normalization learn a scale
+    and a shift.
     """
 
     def __init__(self, inputs: int, outputs: int, affine: bool) -> None:
@@ -43,17 +37,8 @@ class HalvedResolution(nn.Module):
 def pointwise(inputs: int, outputs: int, affine: bool) -> nn.Module:
     """Return ReLU, 1x1 convolution and batch normalization.
 
-    Parameters
-    ----------
-    inputs, outputs : int
-        Numbers of channels.
-    affine : bool
-        Whether batch normalization learns a scale and a shift.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, inputs, h, w) to (N, outputs, h, w).
+    From (N, inputs, h, w) to (N, outputs, h, w). `affine` lets batch normalization learn a scale
+    and a shift.
     """
     return nn.Sequential(
         nn.ReLU(),
@@ -109,26 +94,9 @@ _BUILDERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
 def build_operation(name: str, channels: int, stride: int, affine: bool) -> nn.Module:
     """Build one operation other than ``none``.
 
-    Parameters
-    ----------
-    name : str
-        One of `fedkd_flwr.models.darts.settings.OPERATIONS`, not ``none``.
-    channels : int
-        Number of input and output channels. Even if `stride` is 2.
-    stride : int
-        1 keeps the resolution, 2 halves it and rounds up.
-    affine : bool
-        Whether batch normalization learns a scale and a shift.
-
-    Returns
-    -------
-    nn.Module
-        Maps (N, channels, h, w) to (N, channels, ceil(h/stride), ceil(w/stride)).
-
-    Raises
-    ------
-    ValueError
-        If the operation is unknown or ``none``.
+    It maps (N, channels, h, w) to (N, channels, ceil(h/stride), ceil(w/stride)), with an even
+    number of channels if the stride is 2. `affine` lets batch normalization learn a scale and a
+    shift. Raises `ValueError` if the operation is unknown or ``none``.
     """
     if name not in _BUILDERS:
         raise ValueError(f"cannot build operation {name!r}; choose one of {', '.join(_BUILDERS)}")

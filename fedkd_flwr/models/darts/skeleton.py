@@ -12,16 +12,8 @@ from fedkd_flwr.models.darts.operations import HalvedResolution, pointwise
 class CellPlan(NamedTuple):
     """Position and channels of one cell in the network.
 
-    Attributes
-    ----------
-    before_last, last : int
-        Channels of the outputs of the two cells before it.
-    channels : int
-        Channels of each of its nodes.
-    reduces : bool
-        Whether it is a reduction cell, which halves the resolution of both its inputs.
-    last_reduces : bool
-        Whether the cell before it was one.
+    `before_last` and `last` are the channels of the outputs of the two cells before it, `channels`
+    those of each of its nodes. A cell that reduces halves the resolution of both its inputs.
     """
 
     before_last: int
@@ -34,23 +26,9 @@ class CellPlan(NamedTuple):
 def plan_cells(channels: int, cells: int, nodes: int, stem_multiplier: int) -> Iterator[CellPlan]:
     """Yield the cells of a network in order (DARTS, section 3.1.1).
 
-    The cells at 1/3 and 2/3 of the depth are reduction cells and double the channels.
-
-    Parameters
-    ----------
-    channels : int
-        Channels of a node in the first cell.
-    cells : int
-        Number of cells, at least 3.
-    nodes : int
-        Inner nodes of a cell. Its output has `nodes` times as many channels as a node.
-    stem_multiplier : int
-        The stem has this many times `channels` channels.
-
-    Yields
-    ------
-    CellPlan
-        One per cell.
+    The cells at 1/3 and 2/3 of the depth are reduction cells and double the channels. A cell's
+    output has `nodes` times as many channels as a node. The stem has `stem_multiplier` times
+    `channels` channels.
     """
     before_last = last = stem_multiplier * channels
     last_reduces = False
@@ -64,18 +42,8 @@ def plan_cells(channels: int, cells: int, nodes: int, stem_multiplier: int) -> I
 class Stem(nn.Module):
     """First layer: 3x3 convolution and batch normalization.
 
-    Maps (N, inputs, h, w) to (N, outputs, ceil(h/stride), ceil(w/stride)).
-
-    Parameters
-    ----------
-    inputs : int
-        Channels of an image.
-    outputs : int
-        Channels of the stem.
-    stride : int
-        1 keeps the resolution.
-    affine : bool
-        Whether batch normalization learns a scale and a shift.
+    Maps (N, inputs, h, w) to (N, outputs, ceil(h/stride), ceil(w/stride)). `affine` lets batch
+    normalization learn a scale and a shift.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, affine: bool) -> None:
@@ -91,15 +59,7 @@ class Stem(nn.Module):
 
 
 class CellInputs(nn.Module):
-    """Map the outputs of the two cells before to the same channels and resolution.
-
-    Parameters
-    ----------
-    plan : CellPlan
-        Position of the cell.
-    affine : bool
-        Whether batch normalization learns a scale and a shift.
-    """
+    """Map the outputs of the two cells before to the same channels and resolution."""
 
     def __init__(self, plan: CellPlan, affine: bool) -> None:
         super().__init__()

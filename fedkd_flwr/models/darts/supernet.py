@@ -1,13 +1,17 @@
-"""The search network: every edge mixes all candidate operations (DARTS, section 2.2)."""
+"""The search network: every edge mixes all candidate operations (DARTS, section 2.2).
+
+A discrete architecture is derived from its architecture weights.
+"""
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
+from fedkd_flwr.models.darts.genotype import Choice, Genotype, Node, SearchSpace
 from fedkd_flwr.models.darts.operations import build_operation
-from fedkd_flwr.models.darts.search_space import SearchSpace
 from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, POOLING, SupernetSettings
 from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_cells
 
@@ -21,16 +25,8 @@ MixingWeights = Sequence[Sequence[Tensor]]
 class MixedOperation(nn.Module):
     """One edge: the weighted sum of its candidate operations (DARTS, equation 2).
 
-    Poolings are followed by batch normalization, so that all candidates have the same scale.
-
-    Parameters
-    ----------
-    channels : int
-        Number of input and output channels.
-    stride : int
-        1 keeps the resolution, 2 halves it.
-    operations : tuple of str
-        Candidates, in the order of the columns of alpha.
+    Poolings are followed by batch normalization, so that all candidates have the same scale. The
+    operations are in the order of the columns of alpha.
     """
 
     def __init__(self, channels: int, stride: int, operations: tuple[str, ...]) -> None:
@@ -49,17 +45,8 @@ class MixedOperation(nn.Module):
     def forward(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """Mix the candidates.
 
-        Parameters
-        ----------
-        x : Tensor
-            Shape (N, channels, h, w).
-        weights : sequence of Tensor
-            One scalar per candidate, including "none": the softmax of the edge's row of alpha.
-
-        Returns
-        -------
-        Tensor
-            Shape (N, channels, ceil(h/stride), ceil(w/stride)).
+        From (N, channels, h, w) to (N, channels, ceil(h/stride), ceil(w/stride)). There is one
+        scalar weight per candidate, "none" included: the softmax of the edge's row of alpha.
         """
         mixed: Tensor | None = None
         for column, operation in zip(self._columns, self.candidates.values(), strict=True):
@@ -73,15 +60,7 @@ class MixedOperation(nn.Module):
 
 
 class SearchCell(nn.Module):
-    """A cell with mixed operations on all edges.
-
-    Parameters
-    ----------
-    plan : CellPlan
-        Position of the cell.
-    settings : SupernetSettings
-        Nodes and operations.
-    """
+    """A cell with mixed operations on all edges."""
 
     def __init__(self, plan: CellPlan, settings: SupernetSettings) -> None:
         super().__init__()
@@ -101,12 +80,7 @@ class SearchCell(nn.Module):
     def forward(self, before_last: Tensor, last: Tensor, weights: MixingWeights) -> Tensor:
         """Return the inner nodes, concatenated: (N, nodes * channels, h, w).
 
-        Parameters
-        ----------
-        before_last, last : Tensor
-            Outputs of the two cells before.
-        weights : sequence of sequence of Tensor
-            Mixing weights, one row per edge.
+        The mixing weights have one row per edge.
         """
         states: list[Tensor] = self.inputs(before_last, last)
         edges = zip(self.edges, weights, strict=True)
@@ -120,23 +94,10 @@ class SearchCell(nn.Module):
 class Supernet(nn.Module):
     """Network that contains every candidate network, and the weights that select among them.
 
-    Maps float32 images (N, channels, height, width) to logits (N, classes). Initial weights
-    come from PyTorch's global generator.
-
-    Parameters
-    ----------
-    settings : SupernetSettings
-        Size and search space.
-    shape : tuple of int
-        Channels, height and width of an image, of any size.
-    classes : int
-        Number of logits.
-
-    Attributes
-    ----------
-    alpha_normal, alpha_reduce : nn.Parameter
-        Architecture weights of all normal and of all reduction cells, each
-        (edges, operations). They have these names in the state dict.
+    Maps float32 images (N, channels, height, width) to logits (N, classes). Initial weights come
+    from PyTorch's global generator. `alpha_normal` and `alpha_reduce`, each (edges, operations),
+    are the architecture weights of all normal and of all reduction cells. They have these names in
+    the state dict.
     """
 
     def __init__(self, settings: SupernetSettings, shape: Shape, classes: int) -> None:
@@ -177,3 +138,49 @@ def darts(shape: Shape, classes: int, search_space: SearchSpace) -> Supernet:
 def _mixing_weights(alpha: Tensor) -> MixingWeights:
     # Split once per forward pass: one backward step for all scalars instead of one for each.
     return [row.unbind() for row in alpha.softmax(dim=1).unbind()]
+
+
+Rule = Literal["two-edges", "every-edge"]
+"""How a genotype is derived from alpha; see `derive_genotype`."""
+
+
+def derive_genotype(supernet: Supernet, rule: Rule = "two-edges") -> Genotype:
+    """Return the strongest architecture according to a supernet's alpha.
+
+    "two-edges" is the rule of DARTS, section 2.4: each edge is as strong as the softmax weight of
+    its strongest operation other than "none", and each node keeps its two strongest edges.
+    "every-edge" is the rule of FedKMA, figure 3: each edge keeps the operation with the largest
+    alpha, and is removed if that is "none". A node that would lose all its edges keeps its
+    strongest one, so that the network stays connected. Edges of a node in the order of their
+    sources. Of equal weights, the first is chosen. Raises `ValueError` if the rule is unknown.
+    """
+    if rule not in get_args(Rule):
+        raise ValueError(f"unknown rule {rule!r}; choose one of {', '.join(get_args(Rule))}")
+    return Genotype(
+        normal=_derive_cell(supernet.alpha_normal, supernet.settings, rule),
+        reduce=_derive_cell(supernet.alpha_reduce, supernet.settings, rule),
+    )
+
+
+def _derive_cell(alpha: Tensor, settings: SupernetSettings, rule: Rule) -> tuple[Node, ...]:
+    weights = alpha.detach().softmax(dim=1).cpu()
+    allowed = torch.tensor([name != NONE for name in settings.operations])
+    strength, column = weights.masked_fill(~allowed, -1).max(dim=1)
+    kept = allowed[weights.argmax(dim=1)]
+    nodes: list[Node] = []
+    first = 0
+    for node in range(settings.nodes):
+        edges = range(first, first + CELL_INPUTS + node)
+        by_strength = sorted(edges, key=lambda edge: -float(strength[edge]))
+        if rule == "two-edges":
+            chosen = by_strength[:2]
+        else:
+            chosen = [edge for edge in edges if kept[edge]] or by_strength[:1]
+        nodes.append(
+            tuple(
+                Choice(settings.operations[int(column[edge])], edge - first)
+                for edge in sorted(chosen)
+            )
+        )
+        first = edges.stop
+    return tuple(nodes)

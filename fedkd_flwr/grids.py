@@ -1,4 +1,4 @@
-"""Grids that poll for replies quickly.
+"""Grids: the base of this package's, and the ones that poll quickly.
 
 Flower's own grid polls every three seconds in a federation. In rounds of short messages that takes
 longer than the clients' work.
@@ -7,12 +7,73 @@ longer than the clients' work.
 import math
 import time
 from collections.abc import Iterable
+from logging import WARNING
 
-from flwr.app import Message, MessageType
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedkd_flwr.grids.base import MessageGrid
-from strategies.core.flower import NodeInfo, Run
+from strategies.core.flower import NodeInfo, Run, log
+
+SHORTEST_SAID = 60.0
+"""Seconds. No estimate is logged for shorter runs."""
+
+
+class DurationEstimate:
+    """Says once how long a run will take, if that is more than a minute.
+
+    The estimate is rough. It assumes that all clients take as long as those that replied first,
+    and leaves out evaluations and further exchanges of a round.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+        self._is_made = False
+
+    def trained(self, seconds: float, done: int, total: int) -> None:
+        """Estimate the duration, the first time that clients have trained.
+
+        Of `total` clients, `done` have trained, at least one, in the seconds since the first
+        exchange began.
+        """
+        if self._is_made:
+            return
+        self._is_made = True
+        estimate = seconds / done * total * self._rounds
+        if estimate > SHORTEST_SAID:
+            rounds, clients = _counted(self._rounds, "round"), _counted(total, "client")
+            log(WARNING, "This run takes about %s: %s of %s.", duration(estimate), rounds, clients)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words, rounded to minutes, or to hours from two hours on."""
+    minutes = round(seconds / 60)
+    return _counted(minutes, "minute") if minutes < 120 else _counted(round(minutes / 60), "hour")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+class MessageGrid(Grid):
+    """A grid whose messages are built by Flower's newer API."""
+
+    is_federation = False
+    """Whether the clients are on nodes of a federation, which have the data; else they are here."""
+
+    duration: DurationEstimate | None = None
+    """Is informed when clients have trained, if a run set it."""
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message. Flower's older API calls this."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 """Seconds between two polls for replies over a network."""
@@ -27,10 +88,7 @@ SIMULATION_PAUSE = 0.05
 class FastPollingGrid(MessageGrid):
     """A grid that polls for replies often at first, and less often the longer they take.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own.
+    It wraps Flower's own.
     """
 
     is_federation = True

@@ -1,1 +1,0 @@
-"""Wrappers of Flower's grids, and a grid that runs clients in this process."""
