@@ -11,6 +11,7 @@ from latex2mathml.converter import convert
 _MARKDOWN_CELL = re.compile(r'<div class="[^"]*jp-MarkdownOutput[^"]*"[^>]*>.*?</div>', re.DOTALL)
 _FORMULA = re.compile(r"\$\$(?P<block>[^$]+)\$\$|\$(?P<inline>[^$]+)\$")
 _TABLE = re.compile(r"<!-- table: (?P<path>\S+) -->")
+_METHODS = "<!-- modules of methods -->"
 _ROOT = Path(__file__).parent.parent
 _WIDE = ("results/", "docs/reference/methods.md", "docs/reference/disclosure")
 """Pages that are mostly tables, whose first column has names."""
@@ -34,11 +35,19 @@ def _as_table(comment: re.Match[str]) -> str:
     return f"<table>\n<thead><tr>{headings}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
 
 
+def modules_of_methods() -> str:
+    """Return what shows the server side of each method, a module each."""
+    from fedkd_flwr.methods import METHODS
+
+    modules = sorted({method.strategy_name.partition(":")[0] for method in METHODS.values()})
+    return "\n\n".join(f"::: {module}" for module in modules)
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Give pages of tables the width of the table of contents, and insert tables."""
+    """Give pages of tables the width of the table of contents, and insert tables and modules."""
     if page.file.src_uri.startswith(_WIDE):
         page.meta.setdefault("hide", ["toc"])
-    return _TABLE.sub(_as_table, markdown)
+    return _TABLE.sub(_as_table, markdown.replace(_METHODS, modules_of_methods()))
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:

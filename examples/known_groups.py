@@ -23,8 +23,9 @@ class InGroupsSettings(ClusterSettings):
 class FedAvgInGroups(ClusteredStrategy):
     """One global model a group; clients that follow each other share one."""
 
-    settings_type = InGroupsSettings
-    trains_new_clients = False
+    record = ClusteredStrategy.record.derived(
+        settings_type=InGroupsSettings, trains_new_clients=False
+    )
 
     def group_of(self, partition_id):
         """Return the group of a client, as ``partition = "k-classes-grouped"`` numbers them."""

@@ -22,7 +22,7 @@ class NearestSettings(KTpFLSettings):
 class Nearest(KTpFL):
     """Clients learn most from those whose soft predictions are nearest to theirs."""
 
-    settings_type = NearestSettings
+    record = KTpFL.record.derived(settings_type=NearestSettings)
 
     def updated_block(self, block, predictions, shares):
         """Return coefficients (R, R), proportional to exp(-sharpness * squared distance)."""

@@ -2,7 +2,7 @@
 
 A new built-in method is one file in `strategies`, one in `fedkd_flwr/clients` unless an existing
 client fits, and one line here. Strategies and clients are named by module and class, and imported
-on first use. The strategy class says where the method comes from and what it exchanges.
+on first use. The strategy's record says where the method comes from and what it exchanges.
 
 A custom method needs no entry: `fedkd_flwr.register` creates it from its classes.
 """
@@ -17,10 +17,7 @@ from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, 
 
 if TYPE_CHECKING:
     from strategies.base import PersonalizedStrategy
-
-
-FAMILIES = ("soft predictions", "parameters", "class means", "nothing")
-"""Kinds of information that methods exchange."""
+    from strategies.core.method_record import MethodRecord
 
 
 @dataclass(frozen=True)
@@ -37,12 +34,9 @@ class Method:
     client_name: str
 
     @property
-    def family(self) -> str:
-        """The member of `FAMILIES`; heads and other parts of models count as parameters."""
-        exchanged = self.strategy.exchanged
-        if exchanged in FAMILIES:
-            return exchanged
-        return "class means" if exchanged.startswith("class-mean") else "parameters"
+    def record(self) -> "MethodRecord":
+        """Where the method comes from, what it exchanges, and what it needs."""
+        return self.strategy.record
 
     @cached_property
     def strategy(self) -> "type[PersonalizedStrategy]":

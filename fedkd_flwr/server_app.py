@@ -41,9 +41,9 @@ from fedkd_flwr.training.server_models import RunModels
 from strategies.core import flower
 from strategies.core.early_stopping import StoppedEarly
 from strategies.core.flower import log
-from strategies.core.new_clients import NEW_CLIENTS
+from strategies.core.method_record import Need
 from strategies.core.replies import TooFewRepliesError
-from strategies.core.rounds import Observer
+from strategies.core.rounds import NEW_CLIENTS, Observer
 from strategies.core.state import OtherStateError
 from strategies.parameters import SharedModelSettings
 
@@ -73,7 +73,7 @@ def main(grid: Grid, context: Context) -> None:
             require_simulated(grid, configuration.run.plan.num_clients)
             serve(SimulationGrid(grid), configuration)
             return
-        if configuration.run.method.strategy.distills_on_server:
+        if Need.PUBLIC_DATA_ON_SERVER in configuration.run.method.record.needs:
             check_server_data(configuration)
         serve(FastPollingGrid(grid), configuration)
     except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
@@ -301,6 +301,6 @@ def open_run_directory(
 def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:
     """Return the shared layers of the initial global model; empty if there are none."""
     run, strategy = configuration.run, configuration.run.method.strategy
-    if not strategy.needs_one_model:
+    if Need.ONE_ARCHITECTURE not in strategy.record.needs:
         return {}
     return RunModels(run).initial(layers=strategy.shared_layers(configuration.settings))

@@ -35,6 +35,7 @@ from fedkd_flwr.models.registry import DARTS
 from fedkd_flwr.runs import Run
 from fedkd_flwr.server_app import check_models, serve
 from strategies.base import PersonalizedStrategy
+from strategies.core.method_record import Need
 from strategies.core.records import arrays_of
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.traffic import count_numbers
@@ -139,10 +140,10 @@ def _settings_of(
 ) -> dict[str, Any]:
     changes = {name.replace("_", "-"): value for name, value in changes.items()}
     named = name_objects({STRATEGY: method, **changes})
-    strategy = find_method(named[STRATEGY]).strategy
-    searches = issubclass(strategy.settings_type, SearchSettings | SpiderSettings)
+    record = find_method(named[STRATEGY]).record
+    searches = issubclass(record.settings_type, SearchSettings | SpiderSettings)
     one = ARCHITECTURE_SEARCH if searches else {"models": "mlp"}
-    models = one if strategy.needs_one_model else {"models": "mlp,lenet"}
+    models = one if Need.ONE_ARCHITECTURE in record.needs else {"models": "mlp,lenet"}
     return {**SETTINGS, **models, **named}
 
 
@@ -364,7 +365,7 @@ def _what_is_exchanged_is_declared(checked: _Checked) -> None:
     ways = {"send": "up", "receive": "down"}
     for verb, way in ways.items():
         found = any(getattr(exchanged, way) for exchanged in checked.exchanged)
-        if checked.strategy.exchanged == "nothing":
+        if checked.strategy.record.exchanged == "nothing":
             checked.require(not found, f"clients {verb} arrays, and `exchanged` is nothing")
         else:
             checked.require(found, f"clients {verb} no arrays, and `exchanged` is not nothing")
@@ -400,20 +401,21 @@ def _needs(
     strategy: type[PersonalizedStrategy], client: type[Any]
 ) -> Iterator[tuple[str, bool, bool, dict[str, Any]]]:
     """Yield properties, their values, whether settings are refused with them, and the settings."""
-    public = strategy.needs_public_data or strategy.distills_on_server
-    yield "needs_public_data", public, public, {"public_dataset": "none"}
-    validation = strategy.needs_validation_data
-    yield "needs_validation_data", validation, validation, {"client_split": "70/0/30"}
-    descent = strategy.needs_plain_descent
-    yield "needs_plain_descent", descent, descent, {"optimizer": "adam"}
-    one_model = strategy.needs_one_model
-    yield "needs_one_model", one_model, one_model, {"models": "mlp,lenet"}
+    record = strategy.record
+    public = record.uses_public_data
+    yield "public data", public, public, {"public_dataset": "none"}
+    validation = Need.VALIDATION_DATA in record.needs
+    yield Need.VALIDATION_DATA, validation, validation, {"client_split": "70/0/30"}
+    descent = Need.PLAIN_DESCENT in record.needs
+    yield Need.PLAIN_DESCENT, descent, descent, {"optimizer": "adam"}
+    one_model = Need.ONE_ARCHITECTURE in record.needs
+    yield Need.ONE_ARCHITECTURE, one_model, one_model, {"models": "mlp,lenet"}
     yield "needs_head", client.needs_head, client.needs_head, {"models": HEADLESS}
-    averages = strategy.averages_parameters
+    averages = record.averages_parameters
     yield "averages_parameters", averages, not averages, {"mixing": "median"}
-    dp_sgd = strategy.declares("dp_sgd")
+    dp_sgd = record.dp_sgd
     yield "dp_sgd", dp_sgd, not dp_sgd, {"dp_sgd_noise_multiplier": 1.0}
-    takes = strategy.declares("takes_estimators")
+    takes = record.takes_estimators
     yield "takes_estimators", takes, not takes, {"models": f"mlp,{ESTIMATOR}"}
 
 

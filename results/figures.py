@@ -54,7 +54,7 @@ def gain_over_local() -> Figure:
 
 def _draw_gains(axes: Axes, row: int, name: str, method: str) -> None:
     """Draw a dot for each seed, and the mean with its 95% interval."""
-    low, color = LIMITS[0], EXCHANGED[METHODS[method].family]
+    low, color = LIMITS[0], EXCHANGED[METHODS[method].record.family]
     seeds = 100 * np.array(gains(compared(name), method))
     inside, outside = seeds[seeds >= low], seeds[seeds < low]
     axes.scatter(inside, [row] * len(inside), s=24, color=color, alpha=0.45, lw=0)

@@ -1,8 +1,5 @@
 """APFL: FedAvg, and on each client a personal model that is mixed with the global one.
 
-Yuyang Deng, Mohammad Mahdi Kamani, Mehrdad Mahdavi, *Adaptive Personalized Federated Learning*,
-2020, arXiv:2003.13461.
-
 A client holds a copy w of the global model and a private model v. It uses the mixture
 ``m = alpha v + (1 - alpha) w``. On each batch w takes a step along its own gradient ``∇f(w)``, and
 v one along ``alpha ∇f(m)``, the gradient of the mixture's loss in v (Algorithm 1). The server
@@ -27,6 +24,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.metrics import GLOBAL_ACCURACY, TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
@@ -54,9 +52,15 @@ class APFLSettings(Settings):
 class APFL(ParameterStrategy):
     """FedAvg's server; private models and mixtures stay on the clients."""
 
-    paper = "Deng et al. 2020"
-    color_family = "apfl"
-    settings_type = APFLSettings
-    train_metrics = (TRAIN_LOSS, Metric("alpha", low=0, high=1))
-    evaluation_metrics = (GLOBAL_ACCURACY,)
-    second_evaluation = ""
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Yuyang Deng, Mohammad Mahdi Kamani, Mehrdad Mahdavi",
+            title="Adaptive Personalized Federated Learning",
+            year=2020,
+            arxiv="2003.13461",
+        ),
+        settings_type=APFLSettings,
+        second_evaluation="",
+        train_metrics=(TRAIN_LOSS, Metric("alpha", low=0, high=1)),
+        evaluation_metrics=(GLOBAL_ACCURACY,),
+    )

@@ -1,25 +1,21 @@
 """Base class of all strategies: the protocol of a run and of each round.
 
-What a method may override is in `strategies.core.method_hooks`, and for new clients here.
-
-The state is a value of `strategies.core.state`. A method annotates `state` with its own type, as it
-does `settings`. Hooks read it. Only this class replaces it, by what the hooks return.
+What a method writes is in `strategies.method`.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping
 from functools import partial
 from logging import INFO
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from strategies.core.client_info import ClientInfo
-from strategies.core.current_round import CurrentRound
+from strategies.core.current_round import CurrentRound, Round
 from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
     Evaluation,
@@ -32,17 +28,17 @@ from strategies.core.evaluations import (
 from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import MEMBERS, Membership
-from strategies.core.method_hooks import MethodHooks
-from strategies.core.metrics import OF_TRAINING, add_to_metrics
-from strategies.core.new_clients import NEW_CLIENTS, NewClientResults, receive_new_clients
+from strategies.core.method_record import Need
+from strategies.core.metrics import GRADIENT_STEPS, OF_TRAINING, gradient_steps
 from strategies.core.plan import RunPlan, Settings
-from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply, TooFewRepliesError
-from strategies.core.rounds import Observer, RoundRecord, log_round
+from strategies.core.replies import Arrays, Reply, TooFewRepliesError
+from strategies.core.rounds import NEW_CLIENTS, Observer, RoundRecord, log_round
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State, named_arrays, read_state
+from strategies.method import Method, Results
 
 
-class PersonalizedStrategy(MethodHooks, Strategy):
+class PersonalizedStrategy(Method, Strategy):
     """A Flower strategy in which every client has a personalized model.
 
     Without overrides it exchanges nothing. This is the baseline `local`.
@@ -57,13 +53,6 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         Is informed of every finished round.
     server_models : ServerModels, optional
         The models of the run, for methods that use models on the server.
-
-    Attributes
-    ----------
-    state : State or None
-        What survives a round; None before the first.
-    round : CurrentRound
-        The round that is running.
     """
 
     def __init__(
@@ -79,49 +68,23 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         self._planned_rounds = plan.num_server_rounds
         self.settings = settings
         self.observer = observer or Observer()
-        self.server_models: ServerModels | None = server_models
-        self.members = Membership(plan, self.needs_public_data)
+        self.server_models = server_models
+        self.members = Membership(plan, Need.PUBLIC_DATA in self.record.needs)
         self.completed_rounds = 0
         self._rounds_before = 0
-        self.evaluations = Evaluations(plan, self.clients, self.second_evaluation)
-        self.state: State | None = None
-        self.round = CurrentRound(Exchange(self.clients, 0, plan))
+        self.evaluations = Evaluations(plan, self.members.clients, self.record.second_evaluation)
+        self.state = None
+        self._enter(CurrentRound(Exchange(self.members.clients, 0, plan)))
 
-    # ---- Hooks for new clients: `strategies.core.new_clients` calls them on a copy ---------
+    # ---- New clients ----------------------------------------------------------------------
 
-    def state_for_new_clients(self) -> State:
-        """Return the state from which new clients are served, independent of the server's own."""
-        return copy.deepcopy(self.state or State())
+    def for_new_clients(self) -> Self:
+        """Return a copy that serves new clients, whose state is independent of this one."""
+        host = copy.copy(self)
+        host.state = copy.deepcopy(self.state or State())
+        return host
 
-    def new_client_rounds(self) -> int:
-        """Return the number of training rounds of new clients."""
-        if not self.trains_new_clients:
-            return 0
-        return self.plan.new_client_rounds or self.plan.num_server_rounds
-
-    def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
-        """Train new clients for one round, and return the valid replies."""
-        self.state = self.state_before_training(step, new_clients)
-        replies = self.exchange(
-            "train",
-            {n: self.new_client_payload(step, n) for n in new_clients},
-            lambda n: self.expected_arrays(step, n),
-            self.check_reply,
-            self.train_metrics,
-        )
-        if replies:
-            self.state = self.with_new_clients(step, replies)
-        return replies
-
-    def new_client_payload(self, step: int, partition_id: int) -> Arrays:
-        """Return the arrays that one new client receives before a round, counted from 1."""
-        return self.train_payload(step, partition_id)
-
-    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> State:
-        """Return the state after a round of new clients; each is changed by its own reply alone."""
-        return self.state or State()
-
-    def receive_newcomers(self, grid: Grid) -> NewClientResults:
+    def receive_newcomers(self, grid: Grid) -> Results:
         """Serve the newcomers of a finished run as new clients; nobody else is asked to work.
 
         Raises
@@ -130,9 +93,9 @@ class PersonalizedStrategy(MethodHooks, Strategy):
             If none of them is personalized.
         """
         server_round = self.completed_rounds
-        self.round = CurrentRound(Exchange(self.clients, server_round, self.plan), grid)
+        self._enter(CurrentRound(Exchange(self.members.clients, server_round, self.plan), grid))
         self.members.meet(grid, server_round)
-        results = receive_new_clients(self, server_round)
+        results = self.receive_new_clients(server_round)
         if not results.columns["new_clients"]:
             rows = results.tables[NEW_CLIENTS]
             failures = [f"client {row['partition_id']} {row['failure']}" for row in rows]
@@ -142,6 +105,64 @@ class PersonalizedStrategy(MethodHooks, Strategy):
                 f"None of the newcomers has a model ({ids}: {reasons}); the run is as before."
             )
         return results
+
+    def receive_new_clients(self, server_round: int) -> Results:
+        """Personalize and evaluate the new clients after the last round of training.
+
+        They are never sampled before. A copy of the server leads them through rounds of the
+        method's own exchange, so that nothing about them reaches its state. They start from initial
+        weights, among clients that have finished, and do not influence each other. One without a
+        valid reply is dropped. A run that is interrupted meanwhile repeats its last round, and
+        serves them from their first round.
+        """
+        plan, clients, grid = self.plan, self.members.clients, self.current.grid
+        if server_round < plan.num_server_rounds or not plan.num_new:
+            return Results()
+        started_at, host, rounds = time.perf_counter(), self.for_new_clients(), self._new_rounds()
+        log(INFO, "%d new clients run %d rounds each", plan.num_new, rounds)
+        exchange = Exchange(clients, server_round, plan, trained_rounds=server_round)
+        present = [n for n in self.members.reachable(grid) if n in self.members.new]
+        metrics: dict[int, dict[str, float]] = {}
+        for step in range(1, rounds + 1):
+            host._enter(CurrentRound(exchange.further(step), grid))
+            replies = host.train_new_clients(step, present) if present else {}
+            for n, reply in replies.items():
+                # A row covers all rounds, as its traffic does; other metrics are the last ones.
+                taken = gradient_steps([metrics.get(n, {}), reply.metrics])
+                metrics[n] = {**reply.metrics, GRADIENT_STEPS.name: taken}
+            present = list(replies)
+        # Without training, new clients are evaluated in the round of the other clients.
+        host._enter(CurrentRound(exchange.further(rounds or server_round), grid))
+        evaluations = host._evaluations_of(present, rounds or server_round) if present else {}
+        columns: dict[str, Any] = {
+            **accuracy_statistics(evaluations.values()),
+            **exchange.traffic.totals(),
+            GRADIENT_STEPS.column: gradient_steps(metrics.values()),
+            "clients": len(evaluations),
+            "failures": plan.num_new - len(evaluations),
+            **host.results().columns,
+            "seconds": round(time.perf_counter() - started_at, 4),
+        }
+        if evaluations:
+            mean, worst = 100 * columns["accuracy_mean"], 100 * columns["accuracy_min"]
+            log(INFO, "New clients: accuracy mean %.1f%%, worst %.1f%%, %d of %d",
+                mean, worst, len(evaluations), plan.num_new)  # fmt: skip
+        rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, evaluations)
+        named = {f"new_{key}": value for key, value in columns.items()}
+        return Results(columns=named, tables={NEW_CLIENTS: rows})
+
+    def _new_rounds(self) -> int:
+        """Return the number of rounds of new clients: all global models that a method keeps."""
+        if not self.record.trains_new_clients:
+            return 0
+        of_training = self.plan.num_server_rounds
+        chosen = 0 if self.record.keeps_global_models else self.plan.new_client_rounds
+        return chosen or of_training
+
+    def _enter(self, current: CurrentRound) -> None:
+        """Begin another round."""
+        self.current = current
+        self.round = Round(self.members, current, self.observer)
 
     # ---- State -----------------------------------------------------------------------
 
@@ -172,36 +193,6 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         for row in rows:
             self.plan = self._early_stopping.end_of(self.plan, row)
 
-    # ---- Clients ---------------------------------------------------------------------
-
-    @property
-    def clients(self) -> dict[int, ClientInfo]:
-        """All clients that have joined, by partition-id."""
-        return self.members.clients
-
-    @property
-    def trained(self) -> list[int]:
-        """All clients whose sizes are known, except the new clients, in ascending order."""
-        return self.members.trained
-
-    def reachable(self, new: bool = False) -> list[int]:
-        """Return the partition-ids of the connected training clients, or of the new ones."""
-        online = self.members.reachable(self.round.grid)
-        return [n for n in online if self.members.is_new(n) == new]
-
-    def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
-        """Return D_n of some clients as reported when they joined, at most `weight_cap`; (R,)."""
-        return self.members.sizes(partition_ids)
-
-    def weights_of(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
-        """Return the weights of some clients in an average of parameters, (R,).
-
-        They are the clients' sizes, or all 1 with ``weighting = "uniform"`` or a robust average.
-        """
-        sizes, plan = self.sizes(partition_ids), self.plan
-        by_size = plan.mixing == "mean" and plan.weighting == "samples"
-        return sizes if by_size else np.ones_like(sizes)
-
     # ---- Protocol: Flower's strategy interface ---------------------------------------
 
     def summary(self) -> None:
@@ -217,15 +208,15 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         if self.state is None:
             self.state = self.begin({name: array.numpy() for name, array in arrays.items()})
         best, starts = self._early_stopping.best_round, self.members.starts
-        exchange = Exchange(self.clients, server_round, self.plan, best, starts=starts)
-        self.round = CurrentRound(exchange.after(self.round.exchange), grid)
+        exchange = Exchange(self.members.clients, server_round, self.plan, best, starts=starts)
+        self._enter(CurrentRound(exchange.after(self.current.exchange), grid))
         self.members.meet(grid, server_round)
-        self.round.start_clock()
-        sampled = self.sample(server_round, self.reachable())
+        self.current.start_clock()
+        sampled = self.sample(server_round, self.round.reachable)
         self._discard_evaluations(server_round, sampled)
         self.state = self.state_before_training(server_round, sampled)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
-        counts = self.evaluates_trained_model or bool(self.second_evaluation)
+        counts = self.record.evaluates_trained_model or bool(self.record.second_evaluation)
         evaluate = counts and self.plan.is_evaluated(server_round)
         return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
 
@@ -234,18 +225,18 @@ class PersonalizedStrategy(MethodHooks, Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Drop invalid replies, and let the method aggregate the rest."""
         server_round += self._rounds_before
-        self.round.stop_clock("train")
-        exchange = self.round.exchange
+        self.current.stop_clock("train")
+        exchange = self.current.exchange
         valid = exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
-            (*OF_TRAINING, *self.train_metrics, *self.evaluations.counts_of_training),
+            (*OF_TRAINING, *self.record.train_metrics, *self.evaluations.counts_of_training),
             self._check_train_reply,
         )
         exchange.require_replies(len(valid), self.completed_rounds)
-        self.round.keep(self.evaluations.keep(valid), self.clients)
+        self.current.keep(self.evaluations.keep(valid), self.members.clients)
         # A second exchange inside aggregate counts as training time, not as server time.
-        with self.round.timed("server"):
+        with self.current.timed("server"):
             self.state = self.aggregate(server_round, self.bounded(valid))
         shared = self.global_model()
         return (ArrayRecord(dict(exchange.encoded(shared))) if shared else None), None
@@ -255,76 +246,42 @@ class PersonalizedStrategy(MethodHooks, Strategy):
     ) -> Iterable[Message]:
         """Address an evaluation message to every evaluated client without current counts."""
         server_round += self._rounds_before
-        self.round.start_clock()
+        self.current.start_clock()
         # A client may have disconnected since its train reply, which can have its counts.
-        replied = self.evaluations.current(self.round.metrics)
-        candidates = sorted({*self.reachable(), *replied})
-        self.round.evaluated = self.plan.evaluated(server_round, candidates)
-        asked = self.evaluations.missing(self.round.evaluated)
+        replied = self.evaluations.current(self.current.metrics)
+        candidates = sorted({*self.round.reachable, *replied})
+        self.current.evaluated = self.plan.evaluated(server_round, candidates)
+        asked = self.evaluations.missing(self.current.evaluated)
         payloads = partial(self.evaluate_payload, server_round)
-        return self.round.exchange.to_evaluate(asked, payloads, grid)
+        return self.current.exchange.to_evaluate(asked, payloads, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Compute accuracy per client, and finish the round."""
         server_round += self._rounds_before
-        self.round.stop_clock("evaluate")
+        self.current.stop_clock("evaluate")
         self.evaluations.add(self._evaluations_in(replies))
-        evaluations = self.evaluations.current(self.round.evaluated)
-        row = self._round_row(server_round, evaluations)
+        evaluations = self.evaluations.current(self.current.evaluated)
+        results = self.results()
+        row = self._round_row(server_round, evaluations, results)
         log_round(row, self.plan.num_server_rounds)
-        new = receive_new_clients(self, server_round)
+        new = self.receive_new_clients(server_round)
         self.plan = self._early_stopping.end_of(self.plan, row)
-        self._finish(row, evaluations, new)
+        self._finish(row, evaluations, results, new)
         if server_round == self.plan.num_server_rounds < self._planned_rounds:
             raise StoppedEarly
         statistics = {k: v for k, v in row.items() if k.startswith("accuracy") and v is not None}
         return MetricRecord(statistics) if statistics else None
 
-    def exchange(
-        self,
-        phase: str,
-        payloads: Mapping[int, Arrays],
-        due: Callable[[int], Mapping[str, ExpectedArray]],
-        check: Callable[[Reply], None] = lambda reply: None,
-        metrics: Sequence[Metric] = (),
-    ) -> dict[int, Reply]:
-        """Send a further train message within a round and return the valid replies.
-
-        Parameters
-        ----------
-        phase : str
-            What the client has to do, sent as ``config["phase"]``.
-        payloads : mapping of int to mapping
-            Arrays for each addressed client, by partition-id.
-        due : callable
-            Returns the specification of every array of one client's reply.
-        check : callable, optional
-            Refuses a reply as `check_reply` does.
-        metrics : sequence of Metric
-            The allowed metrics of a reply.
-
-        Returns
-        -------
-        dict of int to Reply
-            Valid replies by ascending partition-id; other clients are dropped with a warning.
-        """
-        with self.round.timed("train"):
-            messages = self.round.exchange.messages(MessageType.TRAIN, phase, payloads)
-            replies = self.round.send(messages, self.plan.round_timeout)
-        valid = self.round.exchange.valid_replies(replies, due, (*OF_TRAINING, *metrics), check)
-        add_to_metrics(self.round.metrics, self.clients, valid, self.round.grid)
-        return valid
-
-    def evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
+    def _evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
         """Evaluate some clients within a round, and return the valid evaluations."""
         payloads = partial(self.evaluate_payload, server_round)
-        messages = self.round.exchange.to_evaluate(asked, payloads, self.round.grid)
-        return self._evaluations_in(self.round.send(messages, self.plan.round_timeout))
+        messages = self.current.exchange.to_evaluate(asked, payloads, self.current.grid)
+        return self._evaluations_in(self.current.send(messages, self.plan.round_timeout))
 
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
-        return self.evaluations.read(self.round.exchange, replies, self.evaluation_metrics)
+        return self.evaluations.read(self.current.exchange, replies, self.record.evaluation_metrics)
 
     # ---- Steps and results of a round ------------------------------------------------
 
@@ -332,38 +289,52 @@ class PersonalizedStrategy(MethodHooks, Strategy):
         """Discard counts of models that change; after the last round all are evaluated."""
         is_last = server_round == self.plan.num_server_rounds
         self.evaluations.discard(
-            self.clients if is_last or not self.evaluates_trained_model else sampled
+            self.members.clients if is_last or not self.record.evaluates_trained_model else sampled
         )
 
     def _check_train_reply(self, reply: Reply) -> None:
         self.evaluations.check_train_reply(reply)
         self.check_reply(reply)
 
-    def _round_row(self, server_round: int, results: Mapping[int, Evaluation]) -> dict[str, Any]:
-        candidates = {*self.reachable(), *results}
+    def _round_row(
+        self, server_round: int, evaluations: Mapping[int, Evaluation], results: Results
+    ) -> dict[str, Any]:
+        candidates = {*self.round.reachable, *evaluations}
         sampled_from = len(candidates) if self.plan.evaluate_clients else 0
         return {
             "round": server_round,
-            **accuracy_statistics(results.values()),
-            **standard_error(results.values(), sampled_from),
-            **self.round.columns((*self.train_metrics, *accuracies_of(self.second_evaluation))),
-            "absent": self.plan.num_clients - len(self.members.reachable(self.round.grid)),
-            **self.round_metrics(),
-            **self.round.seconds_by_phase(),
+            **accuracy_statistics(evaluations.values()),
+            **standard_error(evaluations.values(), sampled_from),
+            **self.current.columns(
+                (*self.record.train_metrics, *accuracies_of(self.record.second_evaluation))
+            ),
+            "absent": self.plan.num_clients - len(self.members.reachable(self.current.grid)),
+            **results.columns,
+            **self.current.seconds_by_phase(),
         }
 
     def _finish(
-        self, row: dict[str, Any], evaluations: Mapping[int, Evaluation], new: NewClientResults
+        self,
+        row: dict[str, Any],
+        evaluations: Mapping[int, Evaluation],
+        results: Results,
+        new: Results,
     ) -> None:
         """Count the round as complete, and inform the observer."""
         server_round = row["round"]
         self.completed_rounds = server_round
         if server_round not in (self.plan.num_server_rounds, self._early_stopping.best_round):
             evaluations = without_answers(evaluations)
-        clients = self.round.client_rows(self.clients, evaluations)
-        model = self.global_model() if self.keeps_global_models else {}
-        tables, columns = self.tables() | new.tables, row | new.columns
-        record = RoundRecord(
-            server_round, columns, clients, self.matrices(), tables, self.saved_arrays(), model
+        clients = self.current.client_rows(self.members.clients, evaluations)
+        model = self.global_model() if self.record.keeps_global_models else {}
+        tables, columns = {**results.tables, **new.tables}, {**row, **new.columns}
+        finished = RoundRecord(
+            server_round,
+            columns,
+            clients,
+            dict(results.matrices),
+            tables,
+            self.saved_arrays(),
+            model,
         )
-        self.observer.round_finished(record)
+        self.observer.round_finished(finished)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from strategies.core.growing import padded
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.replies import Arrays
 from strategies.core.search import SearchRange
+from strategies.method import Results
 from strategies.parameters import (
     AVERAGES,
     Model,
@@ -149,6 +150,6 @@ class ClusteredStrategy(ParameterStrategy):
         labels[list(clients)] = assigned
         return labels
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return the center of each client as ``clusters``, (N,), -1 for unassigned clients."""
-        return {"clusters": self.state.labels}
+        return Results(matrices={"clusters": self.state.labels})

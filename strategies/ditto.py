@@ -1,8 +1,5 @@
 """Ditto: FedAvg plus a personal model that is regularized towards the global model.
 
-Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith, *Ditto: Fair and Robust Federated Learning
-Through Personalization*, ICML 2021, arXiv:2012.04221.
-
 A sampled client trains the global model w as in FedAvg. It trains its personal model v, which is
 never sent, on ``F_n(v) + lambda / 2 * ||v - w||²`` with the received w (Algorithm 1). v is
 evaluated; the accuracy of w is reported as ``global-accuracy``.
@@ -22,6 +19,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.metrics import GLOBAL_ACCURACY, TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
@@ -48,10 +46,17 @@ class DittoSettings(Settings):
 class Ditto(ParameterStrategy):
     """FedAvg's server; personal models stay on the clients."""
 
-    paper = "Li et al. 2021"
-    dp_sgd = True
-    color_family = "per-fedavg"
-    settings_type = DittoSettings
-    train_metrics = (TRAIN_LOSS, Metric("personal-loss"))
-    evaluation_metrics = (GLOBAL_ACCURACY,)
-    second_evaluation = ""
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith",
+            title="Ditto: Fair and Robust Federated Learning Through Personalization",
+            venue="ICML",
+            year=2021,
+            arxiv="2012.04221",
+        ),
+        settings_type=DittoSettings,
+        dp_sgd=True,
+        second_evaluation="",
+        train_metrics=(TRAIN_LOSS, Metric("personal-loss")),
+        evaluation_metrics=(GLOBAL_ACCURACY,),
+    )

@@ -1,9 +1,5 @@
 """DS-FL: every client learns from the sharpened mean of all soft predictions.
 
-S. Itahara, T. Nishio, Y. Koda, M. Morikura, K. Yamamoto, *Distillation-Based Semi-Supervised
-Federated Learning for Communication-Efficient Collaborative Training with Non-IID Private
-Data*, IEEE Transactions on Mobile Computing, 2021, arXiv:2008.06180.
-
 The mean of the clients' soft predictions ``s(x)`` is broadcast as ``softmax(s(x) / T)`` with a T
 well below 1 (*entropy reduction aggregation*, ERA). Without it, the mean of clients with different
 data is flat and teaches little.
@@ -23,6 +19,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.probabilities import softmax
 from strategies.core.replies import Reply
 from strategies.fedmd import FedMD
@@ -58,11 +55,19 @@ AGGREGATIONS: dict[str, Callable[[NDArray[Any], float], NDArray[Any]]] = {
 class DSFL(FedMD):
     """DS-FL: one teacher for all clients, the sharpened mean of the last predictions."""
 
-    paper = "Itahara et al. 2021"
-    dp_sgd = True
-    takes_estimators = True
-    color_family = "perfed-ckt"
-    settings_type = DSFLSettings
+    record = FedMD.record.derived(
+        paper=Paper(
+            authors="S. Itahara, T. Nishio, Y. Koda, M. Morikura, K. Yamamoto",
+            title="Distillation-Based Semi-Supervised Federated Learning for "
+            "Communication-Efficient Collaborative Training with Non-IID Private Data",
+            venue="IEEE Transactions on Mobile Computing",
+            year=2021,
+            arxiv="2008.06180",
+        ),
+        settings_type=DSFLSettings,
+        dp_sgd=True,
+        takes_estimators=True,
+    )
     settings: DSFLSettings
 
     def mean_of(self, replies: dict[int, Reply]) -> NDArray[Any]:

@@ -1,9 +1,5 @@
 """FD, federated distillation: clients learn from the class-mean predictions of the others.
 
-E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim, *Communication-Efficient On-Device
-Machine Learning: Federated Distillation and Augmentation under Non-IID Private Data*, NeurIPS
-2018 workshop, arXiv:1811.11479.
-
 Client n replies with its mean soft prediction ``F_n[k]`` for the samples of each class k, (K, K).
 In the next round it adds gamma times the cross-entropy to the mean of the *other* clients that
 hold the class of the sample (Algorithm 1).
@@ -27,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.growing import padded
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.probabilities import check_simplex
 from strategies.core.replies import Arrays, Reply
@@ -86,10 +83,18 @@ class FDState(State):
 class FD(ClassMeanStrategy):
     """FD: clients send class-mean predictions and receive the means of the others."""
 
-    paper = "Jeong et al. 2018"
-    exchanged = "class-mean predictions"
-    color_family = "perfed-ckt"
-    settings_type = FDSettings
+    record = ClassMeanStrategy.record.derived(
+        paper=Paper(
+            authors="E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim",
+            title="Communication-Efficient On-Device Machine Learning: Federated "
+            "Distillation and Augmentation under Non-IID Private Data",
+            venue="NeurIPS workshop",
+            year=2018,
+            arxiv="1811.11479",
+        ),
+        exchanged="class-mean predictions",
+        settings_type=FDSettings,
+    )
     settings: FDSettings
     state: FDState
 

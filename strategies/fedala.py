@@ -1,8 +1,5 @@
 """FedALA: each client mixes the received model with its own, element by element, before training.
 
-Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma, Haibing Guan, *FedALA: Adaptive
-Local Aggregation for Personalized Federated Learning*, AAAI 2023, arXiv:2212.01197.
-
 A client receives the global model G and has its own model L of its last training. Its last p
 layers start the round as ``L + W * (G - L)`` with a weight W in [0, 1] for each number, and the
 layers below as G. W is 1 at first. On a random share of its samples the client takes steps
@@ -31,6 +28,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
@@ -61,6 +59,14 @@ class FedALASettings(Settings):
 class FedALA(ParameterStrategy):
     """FedAvg's server; clients mix."""
 
-    paper = "Zhang et al. 2023 (FedALA)"
-    color_family = "apfl"
-    settings_type = FedALASettings
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma, "
+            "Haibing Guan",
+            title="FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
+            venue="AAAI",
+            year=2023,
+            arxiv="2212.01197",
+        ),
+        settings_type=FedALASettings,
+    )

@@ -1,8 +1,5 @@
 """FedAMP: clients train towards a mixture of the models most similar to their own.
 
-Yutao Huang, Lingyang Chu, Zirui Zhou, Lanjun Wang, Jiangchuan Liu, Jian Pei, Yong Zhang,
-*Personalized Cross-Silo Federated Learning on Non-IID Data*, AAAI 2021, arXiv:2007.03797.
-
 The server mixes ``u_i = (1 - Σ_j a A'(d_ij)) w_i + a Σ_j A'(d_ij) w_j`` over the other clients j,
 with ``d_ij = ||w_i - w_j||²`` and ``A(x) = 1 - exp(-x / sigma)``: similar models get larger
 weights. Client i then minimizes ``F_i(w) + lambda / (2 a) * ||w - u_i||²``.
@@ -33,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.library_mixtures import MixtureStrategy
@@ -87,11 +85,19 @@ def attention_weights(
 class FedAMP(MixtureStrategy):
     """FedAMP's server (Algorithm 1)."""
 
-    paper = "Huang et al. 2021"
-    dp_sgd = True
-    color_family = "hypcluster"
+    record = MixtureStrategy.record.derived(
+        paper=Paper(
+            authors="Yutao Huang, Lingyang Chu, Zirui Zhou, Lanjun Wang, Jiangchuan Liu, Jian "
+            "Pei, Yong Zhang",
+            title="Personalized Cross-Silo Federated Learning on Non-IID Data",
+            venue="AAAI",
+            year=2021,
+            arxiv="2007.03797",
+        ),
+        settings_type=FedAMPSettings,
+        dp_sgd=True,
+    )
     matrix_name = "attention"
-    settings_type = FedAMPSettings
     settings: FedAMPSettings
 
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:

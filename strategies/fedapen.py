@@ -1,8 +1,5 @@
 """FedAPEN: a private and a shared model that learn as an ensemble, whose weight clients learn.
 
-Z. Qin, S. Deng, M. Zhao, X. Yan, *FedAPEN: Personalized Cross-silo Federated Learning with
-Adaptability to Statistical Heterogeneity*, KDD 2023.
-
 A client has a private model with logits p and a copy of the shared model with logits s. It predicts
 by the ensemble ``lambda p + (1 - lambda) s``. A small part of its training samples, the
 *adaptability set*, trains neither model. In each round a client
@@ -38,6 +35,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.replies import Metric
 from strategies.core.search import SearchRange
@@ -75,9 +73,16 @@ class FedAPENSettings(SharedModelSettings):
 class FedAPEN(SharedModelStrategy):
     """FedAvg's server on the shared model, with which clients are evaluated too."""
 
-    paper = "Qin et al. 2023"
-    exchanged = "parameters of a shared model"
-    color_family = "fedmrl"
-    settings_type = FedAPENSettings
-    evaluates_trained_model = False
-    train_metrics = (TRAIN_LOSS, Metric("private-weight", low=0, high=1))
+    record = SharedModelStrategy.record.derived(
+        paper=Paper(
+            authors="Z. Qin, S. Deng, M. Zhao, X. Yan",
+            title="FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to "
+            "Statistical Heterogeneity",
+            venue="KDD",
+            year=2023,
+        ),
+        exchanged="parameters of a shared model",
+        settings_type=FedAPENSettings,
+        evaluates_trained_model=False,
+        train_metrics=(TRAIN_LOSS, Metric("private-weight", low=0, high=1)),
+    )

@@ -1,8 +1,5 @@
 """FedAvg, and FedAvg with local fine-tuning.
 
-H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas, *Communication-Efficient
-Learning of Deep Networks from Decentralized Data*, AISTATS 2017, arXiv:1602.05629.
-
 Differences from the paper
 --------------------------
 - A client's weight is the number of training samples that it reported when it joined, not a number
@@ -15,6 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
@@ -23,10 +21,17 @@ from strategies.parameters import ParameterStrategy
 class FedAvg(ParameterStrategy):
     """One global model, the mean of the clients' models."""
 
-    paper = "McMahan et al. 2017"
-    dp_sgd = True
-    color_family = "fedavg"
-    trains_new_clients = False
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas",
+            title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
+            venue="AISTATS",
+            year=2017,
+            arxiv="1602.05629",
+        ),
+        dp_sgd=True,
+        trains_new_clients=False,
+    )
 
 
 class FineTuningSettings(Settings):
@@ -45,6 +50,5 @@ class FineTuningSettings(Settings):
 class FedAvgFineTuned(FedAvg):
     """FedAvg with fine-tuning of the global model on each client before evaluation."""
 
-    paper = "baseline"
-    settings_type = FineTuningSettings
+    record = FedAvg.record.derived(paper=None, settings_type=FineTuningSettings)
     settings: FineTuningSettings

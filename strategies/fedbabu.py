@@ -1,8 +1,5 @@
 """FedBABU: clients train and share the body below a head that stays at its initial weights.
 
-Jaehoon Oh, Sangmook Kim, Se-Young Yun, *FedBABU: Toward Enhanced Representation for Federated Image
-Classification*, ICLR 2022, arXiv:2106.06042.
-
 All clients have the same random head. In a round a client trains the body below it and sends the
 body, and the server averages the bodies, weighted by training samples. The head is neither trained
 nor sent. Each client then fine-tunes the model on its own data before it is evaluated.
@@ -25,6 +22,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
@@ -49,11 +47,18 @@ class FedBABUSettings(Settings):
 class FedBABU(ParameterStrategy):
     """FedAvg of the body, below a head that nobody trains before fine-tuning."""
 
-    paper = "Oh et al. 2022"
-    exchanged = "parameters of the body"
-    color_family = "fedproto"
-    settings_type = FedBABUSettings
-    trains_new_clients = False
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Jaehoon Oh, Sangmook Kim, Se-Young Yun",
+            title="FedBABU: Toward Enhanced Representation for Federated Image Classification",
+            venue="ICLR",
+            year=2022,
+            arxiv="2106.06042",
+        ),
+        exchanged="parameters of the body",
+        settings_type=FedBABUSettings,
+        trains_new_clients=False,
+    )
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> slice:

@@ -1,8 +1,5 @@
 """FedBN: FedAvg whose batch normalization stays on the clients.
 
-Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou, *FedBN: Federated Learning on
-Non-IID Features via Local Batch Normalization*, ICLR 2021, arXiv:2102.07623.
-
 A client trains its whole model. Scales, shifts and running statistics of its batch normalization
 are never sent; all other layers are averaged. A client is evaluated with the average and its own
 batch normalization.
@@ -20,6 +17,7 @@ Differences from the paper
 """
 
 from strategies.core.layer_choice import WITHOUT_BATCH_NORM, LayerChoice
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.parameters import ParameterStrategy
 
@@ -27,10 +25,17 @@ from strategies.parameters import ParameterStrategy
 class FedBN(ParameterStrategy):
     """FedAvg of all layers but batch normalization."""
 
-    paper = "Li et al. 2021 (FedBN)"
-    dp_sgd = True
-    exchanged = "parameters without batch normalization"
-    color_family = "feddyn"
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou",
+            title="FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+            venue="ICLR",
+            year=2021,
+            arxiv="2102.07623",
+        ),
+        exchanged="parameters without batch normalization",
+        dp_sgd=True,
+    )
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> LayerChoice:

@@ -1,8 +1,5 @@
 """FedDF: average the models of each architecture, then distill the ensemble of all clients.
 
-T. Lin, L. Kong, S. U. Stich, M. Jaggi, *Ensemble Distillation for Robust Model Fusion in Federated
-Learning*, NeurIPS 2020, arXiv:2006.07242 (Algorithms 1 and 3).
-
 The server averages the received models of each architecture, weighted by training samples. Then it
 trains each average x by ``KL(softmax(mean_k z_k) || softmax(z_x))`` on unlabeled samples, with the
 logits z_k of all received models of any architecture. With 0 steps this is FedAvg.
@@ -32,6 +29,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.flower import log
+from strategies.core.method_record import Need, Paper
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.probabilities import softmax
@@ -39,6 +37,7 @@ from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
 from strategies.core.state import named_arrays
+from strategies.kt_pfl import PAPER
 from strategies.parameters import Model, ParameterState, ParameterStrategy, expected_model
 
 
@@ -103,13 +102,19 @@ class FedDFState(ParameterState):
 class FedDF(ParameterStrategy):
     """One global model per architecture, each distilled from the ensemble of all clients."""
 
-    paper = "Lin et al. 2020"
-    dp_sgd = True
-    color_family = "fedmd"
-    settings_type = FedDFSettings
-    trains_new_clients = False
-    needs_one_model = False
-    distills_on_server = True
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="T. Lin, L. Kong, S. U. Stich, M. Jaggi",
+            title="Ensemble Distillation for Robust Model Fusion in Federated Learning",
+            venue="NeurIPS",
+            year=2020,
+            arxiv="2006.07242",
+        ),
+        needs=(Need.PUBLIC_DATA_ON_SERVER,),
+        settings_type=FedDFSettings,
+        dp_sgd=True,
+        trains_new_clients=False,
+    )
     settings: FedDFSettings
     state: FedDFState
     server_models: ServerModels
@@ -121,7 +126,7 @@ class FedDF(ParameterStrategy):
 
     def architecture_of(self, partition_id: int) -> str:
         """Return a client's architecture, or the first one if it reports an unknown one."""
-        names, claimed = self.server_models.names, self.clients[partition_id].model
+        names, claimed = self.server_models.names, self.round.clients[partition_id].model
         return claimed if claimed in names else names[0]
 
     def model_for(self, partition_id: int) -> Model:
@@ -205,6 +210,5 @@ class PFedDFSettings(FedDFSettings):
 class PFedDF(FedDF):
     """FedDF with fine-tuning on each client before evaluation."""
 
-    paper = "Zhang et al. 2021, §5.1"
-    settings_type = PFedDFSettings
+    record = FedDF.record.derived(paper=replace(PAPER, part="§5.1"), settings_type=PFedDFSettings)
     settings: PFedDFSettings

@@ -1,8 +1,5 @@
 """FedDyn: each client's objective is shifted so that its minimum agrees with the global one.
 
-Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, Paul N. Whatmough, Venkatesh
-Saligrama, *Federated Learning Based on Dynamic Regularization*, ICLR 2021, arXiv:2111.04263.
-
 Client k minimizes ``L_k(w) - <g_k, w> + alpha / 2 * ||w - w_s||²`` from the server's model w_s, and
 then subtracts ``alpha (w - w_s)`` from g_k, which is zero at first. The server has a state h, zero
 at first. With the models of the |P| of m clients that took part, it subtracts
@@ -27,6 +24,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays
 from strategies.core.search import SearchRange
@@ -68,11 +66,19 @@ class FedDynState(ParameterState):
 class FedDyn(ParameterStrategy):
     """FedDyn's server (Algorithm 1)."""
 
-    paper = "Acar et al. 2021"
-    dp_sgd = True
-    color_family = "feddyn"
-    settings_type = FedDynSettings
-    trains_new_clients = False
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, "
+            "Paul N. Whatmough, Venkatesh Saligrama",
+            title="Federated Learning Based on Dynamic Regularization",
+            venue="ICLR",
+            year=2021,
+            arxiv="2111.04263",
+        ),
+        settings_type=FedDynSettings,
+        dp_sgd=True,
+        trains_new_clients=False,
+    )
     settings: FedDynSettings
     state: FedDynState
 

@@ -1,8 +1,5 @@
 """FedFomo: clients weight models by the decrease of their validation loss.
 
-Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez, *Personalized Federated
-Learning with First Order Model Optimization*, ICLR 2021, arXiv:2012.08565.
-
 Client i receives the models of M other clients. Its own last model is a candidate too. Each
 candidate has the gain ``(L_i(w_i) - L_i(w_j)) / ||w_j - w_i||``, with the validation loss L_i and
 the model w_i from which the client started its last training. The positive gains, scaled to sum 1,
@@ -28,17 +25,19 @@ Differences from the paper
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Need, Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
+from strategies.method import Results
 from strategies.parameters import LibraryState, LibraryStrategy, Model, expected_model
 
 GAINS_OF_OTHERS = "gains-of-others"
@@ -175,13 +174,20 @@ class FedFomoState(LibraryState):
 class FedFomo(LibraryStrategy):
     """FedFomo's server: learns which models to send to whom."""
 
-    paper = "Zhang et al. 2021 (FedFomo)"
-    exchanged = "parameters and gains of others"
-    color_family = "hypcluster"
-    settings_type = FedFomoSettings
-    averages_parameters = False
+    record = LibraryStrategy.record.derived(
+        paper=Paper(
+            authors="Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez",
+            title="Personalized Federated Learning with First Order Model Optimization",
+            venue="ICLR",
+            year=2021,
+            arxiv="2012.08565",
+        ),
+        exchanged="parameters and gains of others",
+        needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
+        settings_type=FedFomoSettings,
+        averages_parameters=False,
+    )
     settings: FedFomoSettings
-    needs_validation_data = True
     state: FedFomoState
 
     def begin(self, initial: Arrays) -> FedFomoState:
@@ -205,10 +211,15 @@ class FedFomo(LibraryStrategy):
         return [others[i] for i in chosen_models(row, settings.models_sent, epsilon, generator)]
 
     def models_for(self, server_round: int, partition_id: int) -> ReceivedModels:
-        """Return what a client receives: models of others, and the initial model once."""
+        """Return what a client receives: models of others, and the initial model once.
+
+        The models of new clients are not stored, so their rounds tell whether they have it.
+        """
         library = self.state.library
         others = [library[n] for n in self.others_for(server_round, partition_id)]
-        return ReceivedModels(others, {} if partition_id in library else self.state.model)
+        is_new, later = partition_id in self.round.new, server_round > 1
+        has_begun = later if is_new else partition_id in library
+        return ReceivedModels(others, {} if has_begun else self.state.model)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the initial model once, and models of others."""
@@ -226,11 +237,6 @@ class FedFomo(LibraryStrategy):
         library = self.library_with(self.models_in(replies))
         return replace(self.accumulated(server_round, replies), library=library)
 
-    def new_client_payload(self, step: int, partition_id: int) -> Arrays:
-        """Send the initial model in the first round only: models of new clients are not stored."""
-        models = self.models_for(step, partition_id)
-        return (models if step == 1 else replace(models, initial={})).arrays()
-
     def with_new_clients(self, step: int, replies: dict[int, Reply]) -> FedFomoState:
         """Accumulate the gains of each new client, which determine what it receives next."""
         return self.accumulated(step, replies)
@@ -246,6 +252,6 @@ class FedFomo(LibraryStrategy):
         changed = affinities.changed(repliers, affinities.members, rows)
         return replace(self.state, affinities=changed)
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return the sums of gains as ``affinities``."""
-        return self.state.affinities.named("affinities")
+        return Results(matrices=self.state.affinities.named("affinities"))

@@ -1,8 +1,5 @@
 """FedGen: a generator of features on the server regularizes the clients' local training.
 
-Z. Zhu, J. Hong, J. Zhou, *Data-Free Knowledge Distillation for Heterogeneous Federated Learning*,
-ICML 2021, arXiv:2105.10056.
-
 The server has a generator G(y, e) of features below the head, for a class y and uniform noise e. It
 trains G against the heads of a round's clients, weighted by their numbers of samples of the class,
 
@@ -35,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
@@ -124,14 +122,21 @@ def shares_by_class(counts: NDArray[Any]) -> NDArray[np.float64]:
 class FedGen(ParameterStrategy):
     """FedAvg's server, which also trains the generator and sends it (Algorithm 1)."""
 
-    paper = "Zhu et al. 2021"
-    exchanged = "parameters and a generator"
-    color_family = "feddyn"
-    settings_type = FedGenSettings
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Z. Zhu, J. Hong, J. Zhou",
+            title="Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
+            venue="ICML",
+            year=2021,
+            arxiv="2105.10056",
+        ),
+        exchanged="parameters and a generator",
+        settings_type=FedGenSettings,
+        trains_new_clients=False,
+    )
     settings: FedGenSettings
     state: FedGenState
     server_models: ServerModels
-    trains_new_clients = False
 
     def begin(self, initial: Arrays) -> FedGenState:
         """Draw the generator."""
@@ -160,7 +165,7 @@ class FedGen(ParameterStrategy):
         models = self.models_in(replies)
         # Each client weighs as its size on record, whatever counts it reports.
         sent = np.stack([reply.arrays[COUNTS] for reply in replies.values()]).astype(np.float64)
-        counts = sent / sent.sum(axis=1, keepdims=True) * self.sizes(replies)[:, None]
+        counts = sent / sent.sum(axis=1, keepdims=True) * self.round.sizes(replies)[:, None]
         shares = counts.sum(axis=0) / counts.sum()
         generator = self.server_models.train_feature_generator(
             self.state.generator,

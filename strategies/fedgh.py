@@ -1,8 +1,5 @@
 """FedGH: the server trains a shared head on the clients' mean features.
 
-L. Yi, G. Wang, X. Liu, Z. Shi, H. Yu, *FedGH: Heterogeneous Federated Learning with Generalized
-Global Header*, ACM MM 2023, arXiv:2303.13137.
-
 A client replaces its head by the global head, trains its whole model on private data, and replies
 with the mean feature of each class. The server trains the head on pairs (mean feature, class).
 
@@ -21,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.probabilities import softmax
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
@@ -87,11 +85,18 @@ def head_step(
 class FedGH(ClassMeanStrategy):
     """FedGH (Algorithm 1): clients send class-mean features and receive the head."""
 
-    paper = "Yi et al. 2023"
-    exchanged = "class-mean features and a head"
-    color_family = "fedproto"
-    settings_type = FedGHSettings
-    second_evaluation = "received"
+    record = ClassMeanStrategy.record.derived(
+        paper=Paper(
+            authors="L. Yi, G. Wang, X. Liu, Z. Shi, H. Yu",
+            title="FedGH: Heterogeneous Federated Learning with Generalized Global Header",
+            venue="ACM MM",
+            year=2023,
+            arxiv="2303.13137",
+        ),
+        exchanged="class-mean features and a head",
+        settings_type=FedGHSettings,
+        second_evaluation="received",
+    )
     settings: FedGHSettings
     state: HeadState
 

@@ -1,8 +1,5 @@
 """FedKD: mutual distillation of a private and a shared model with compressed updates.
 
-C. Wu, F. Wu, L. Lyu, Y. Huang, X. Xie, *Communication-efficient federated learning via knowledge
-distillation*, Nature Communications 13, 2032, 2022, arXiv:2108.13323.
-
 On every client a private *mentor* and a copy of the shared *mentee* learn from the labels, from
 each other's predictions, and from each other's features through a learned matrix. The less certain
 both are, the weaker the distillation. The update of each weight matrix of the mentee is sent as the
@@ -34,6 +31,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.low_rank import Shape, lengths, restored
+from strategies.core.method_record import Paper
 from strategies.core.plan import ImpossiblePlanError, PlanSettings, RunPlan, Settings
 from strategies.core.replies import LARGEST_NUMBER, Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.vector_kinds import WEIGHTS
@@ -75,11 +73,18 @@ class FedKDSettings(SharedModelSettings):
 class FedKD(SharedModelStrategy):
     """FedKD (Algorithm 1): factors of the shared model's updates up, the model down."""
 
-    paper = "Wu et al. 2022"
-    dp_sgd = True
-    exchanged = "compressed parameters of a shared model"
-    color_family = "fml"
-    settings_type = FedKDSettings
+    record = SharedModelStrategy.record.derived(
+        paper=Paper(
+            authors="C. Wu, F. Wu, L. Lyu, Y. Huang, X. Xie",
+            title="Communication-efficient federated learning via knowledge distillation",
+            venue="Nature Communications 13, 2032",
+            year=2022,
+            arxiv="2108.13323",
+        ),
+        exchanged="compressed parameters of a shared model",
+        settings_type=FedKDSettings,
+        dp_sgd=True,
+    )
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:

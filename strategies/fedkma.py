@@ -1,9 +1,8 @@
 """FedKMA: clients search architectures and mix parameters by knowledge-sharing weights.
 
-X. Wang, Z. Wang, *Personalized Federated Learning via Knowledge Sharing-based Model Structure
-Adaption*: the clients train one DARTS supernet (network weights omega, architecture weights
-alpha). The server compares the clients' predictions for each class. Every client computes its row
-of the knowledge-sharing matrix M from the comparison, and client i continues with
+The clients train one DARTS supernet (network weights omega, architecture weights alpha). The
+server compares the clients' predictions for each class. Every client computes its row of the
+knowledge-sharing matrix M from the comparison, and client i continues with
 ``omega_i = Σ_j M[i, j] omega_j``, and the same for alpha and buffers.
 
 Differences from the paper
@@ -42,10 +41,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.flower import log
+from strategies.core.method_record import Paper
 from strategies.core.probabilities import check_simplex
 from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
 from strategies.supernets import SearchSettings, SupernetStrategy
+
+PAPER = Paper(
+    authors="X. Wang, Z. Wang",
+    title="Personalized Federated Learning via Knowledge Sharing-based Model Structure Adaption",
+)
+"""The paper of FedKMA; its text does not say when it appeared."""
 
 SHARE_KNOWLEDGE = "share-knowledge"
 """Phase of the message that asks a client for its row of M."""
@@ -154,9 +160,11 @@ def sharing_row(
 class FedKMA(SupernetStrategy):
     """FedKMA (Algorithm 1): collects models, sends H, collects rows of M, sends mixed models."""
 
-    paper = "Wang and Wang (FedKMA)"
-    exchanged = "parameters and mean logits"
-    settings_type = FedKMASettings
+    record = SupernetStrategy.record.derived(
+        paper=PAPER,
+        exchanged="parameters and mean logits",
+        settings_type=FedKMASettings,
+    )
     settings: FedKMASettings
 
     def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
@@ -198,7 +206,7 @@ class FedKMA(SupernetStrategy):
         A client that sends no row gets the uniform one.
         """
         givers = len(next(iter(distances.values())))
-        rows = self.exchange(
+        rows = self.round.ask(
             SHARE_KNOWLEDGE,
             payloads={
                 # Infinity times a class probability of 0 would be NaN.

@@ -1,8 +1,6 @@
 """FedKMA with a uniform knowledge-sharing matrix, an ablation of its paper.
 
-X. Wang, Z. Wang, *Personalized Federated Learning via Knowledge Sharing-based Model Structure
-Adaption*, section V, manner 3: every client continues with the plain mean of all supernets, and
-clients send no predictions.
+Every client continues with the plain mean of all supernets, and clients send no predictions.
 
 Differences from the paper
 --------------------------
@@ -11,14 +9,17 @@ Differences from the paper
   of He et al. is `strategies.fednas`.
 """
 
+from dataclasses import replace
+
 from strategies.core.replies import Arrays
+from strategies.fedkma import PAPER
 from strategies.supernets import SupernetStrategy
 
 
 class FedKMAUniform(SupernetStrategy):
     """FedKMA without knowledge sharing: M uniform (the paper's ablation, manner 3)."""
 
-    paper = "Wang and Wang (FedKMA), manner 3"
+    record = SupernetStrategy.record.derived(paper=replace(PAPER, part="manner 3"))
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send equal mixtures as the same arrays, so that traffic counts them once."""

@@ -1,8 +1,5 @@
 """FedMD: every client learns from the plain mean of all soft predictions.
 
-D. Li, J. Wang, *FedMD: Heterogenous Federated Learning via Model Distillation*, NeurIPS 2019
-workshop, arXiv:1910.03581.
-
 Differences from the paper
 --------------------------
 - Clients exchange soft predictions at the temperature of KT-pFL, where the paper has class scores,
@@ -23,11 +20,12 @@ Differences from the paper
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.core.method_record import Paper
 from strategies.core.replies import Reply
 from strategies.kt_pfl import TeacherSettings
 from strategies.soft_predictions import (
@@ -41,13 +39,20 @@ from strategies.soft_predictions import (
 class FedMD(SoftPredictionStrategy):
     """FedMD's consensus: one teacher for all clients, the mean of the round's predictions."""
 
-    paper = "Li and Wang 2019"
-    dp_sgd = True
-    takes_estimators = True
-    color_family = "fedmd"
-    settings_type: ClassVar[type[DistillationSettings]] = TeacherSettings
+    record = SoftPredictionStrategy.record.derived(
+        paper=Paper(
+            authors="D. Li, J. Wang",
+            title="FedMD: Heterogenous Federated Learning via Model Distillation",
+            venue="NeurIPS workshop",
+            year=2019,
+            arxiv="1910.03581",
+        ),
+        settings_type=TeacherSettings,
+        dp_sgd=True,
+        takes_estimators=True,
+        train_metrics=DISTILLATION_METRICS,
+    )
     settings: DistillationSettings
-    train_metrics = DISTILLATION_METRICS
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
         """Average the predictions of the round, shape (P, K)."""

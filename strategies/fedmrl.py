@@ -1,8 +1,5 @@
 """FedMRL: a private and a shared model whose fused features serve both heads.
 
-L. Yi, H. Yu, C. Ren, G. Wang, X. Liu, X. Li, *Federated Model Heterogeneous Matryoshka
-Representation Learning*, NeurIPS 2024, arXiv:2406.00488.
-
 Besides its private model, with d2 features, a client holds a copy of a small shared model with
 ``d1 <= d2`` features, and a linear projector ``P`` from ``d1 + d2`` to d2 features of its own. Both
 models' features of a sample are concatenated and fused, ``r = P [h_shared(x), h_private(x)]``. The
@@ -39,6 +36,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterState, SharedModelSettings, SharedModelStrategy
@@ -75,11 +73,18 @@ class FedMRLSettings(SharedModelSettings):
 class FedMRL(SharedModelStrategy):
     """FedAvg's server on the shared model; only the clients differ."""
 
-    paper = "Yi et al. 2024"
-    dp_sgd = True
-    exchanged = "parameters of a shared model"
-    color_family = "fedmrl"
-    settings_type = FedMRLSettings
+    record = SharedModelStrategy.record.derived(
+        paper=Paper(
+            authors="L. Yi, H. Yu, C. Ren, G. Wang, X. Liu, X. Li",
+            title="Federated Model Heterogeneous Matryoshka Representation Learning",
+            venue="NeurIPS",
+            year=2024,
+            arxiv="2406.00488",
+        ),
+        exchanged="parameters of a shared model",
+        settings_type=FedMRLSettings,
+        dp_sgd=True,
+    )
     settings: FedMRLSettings
 
     def begin(self, initial: Arrays) -> ParameterState:

@@ -1,8 +1,5 @@
 """FedNAS: clients search one architecture, and the server averages weights and architecture.
 
-C. He, M. Annavaram, S. Avestimehr, *FedNAS: Federated Deep Learning via Neural Architecture
-Search*, 2020, arXiv:2004.08546.
-
 Clients train one DARTS supernet with network weights w and architecture weights alpha. They search
 by MiLeNAS (C. He, H. Ye, L. Shen, T. Zhang, CVPR 2020, arXiv:2003.12238). With a training batch and
 a batch of held-out samples, a local step is
@@ -30,14 +27,15 @@ Differences from the paper
 - A new client is not trained. It is evaluated with the global supernet.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.search import SearchRange
 from strategies.core.vector_kinds import ALPHAS
+from strategies.method import Results
 from strategies.parameters import ParameterStrategy
 from strategies.supernets import SearchSettings
 
@@ -65,13 +63,20 @@ class FedNASSettings(SearchSettings):
 class FedNAS(ParameterStrategy):
     """FedAvg's server for a supernet; the architecture weights are averaged too."""
 
-    paper = "He et al. 2020"
-    color_family = "persfl"
-    settings_type = FedNASSettings
-    trains_new_clients = False
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="C. He, M. Annavaram, S. Avestimehr",
+            title="FedNAS: Federated Deep Learning via Neural Architecture Search",
+            year=2020,
+            arxiv="2004.08546",
+        ),
+        settings_type=FedNASSettings,
+        trains_new_clients=False,
+    )
     settings: FedNASSettings
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return the global ``alphas`` for every client, (N, a)."""
         model, size = self.state.model, self.plan.num_clients
-        return {kind: np.tile(v, (size, 1)) for kind, v in model.items() if kind == ALPHAS}
+        alphas = {kind: np.tile(v, (size, 1)) for kind, v in model.items() if kind == ALPHAS}
+        return Results(matrices=alphas)

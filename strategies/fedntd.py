@@ -1,8 +1,5 @@
 """FedNTD: FedAvg whose clients keep what the global model says about the classes that are not true.
 
-Gihun Lee, Minchan Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun, *Preservation of the Global
-Knowledge by Not-True Distillation in Federated Learning*, NeurIPS 2022, arXiv:2106.03097.
-
 A client minimizes ``CE + beta * tau² * KL(q_g || q)`` from the global model that it received. q and
 q_g are the soft predictions of its model and of the received one at temperature tau, over all
 classes but the label of the sample. The server averages the models as in FedAvg.
@@ -22,6 +19,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
@@ -46,7 +44,15 @@ class FedNTDSettings(Settings):
 class FedNTD(ParameterStrategy):
     """FedAvg's server; only the clients' loss differs."""
 
-    paper = "Lee et al. 2022"
-    color_family = "fedmd"
-    settings_type = FedNTDSettings
-    trains_new_clients = False
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Gihun Lee, Minchan Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun",
+            title="Preservation of the Global Knowledge by Not-True Distillation in "
+            "Federated Learning",
+            venue="NeurIPS",
+            year=2022,
+            arxiv="2106.03097",
+        ),
+        settings_type=FedNTDSettings,
+        trains_new_clients=False,
+    )

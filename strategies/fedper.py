@@ -1,8 +1,5 @@
 """FedPer: clients share the body of a model and keep a personal head.
 
-Manoj Ghuhana Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary, *Federated
-Learning with Personalization Layers*, 2019, arXiv:1912.00818.
-
 A client trains body and head together and sends the body. The server averages the bodies, weighted
 by training samples. The head, the last K_P layers, is never sent.
 
@@ -17,6 +14,7 @@ Differences from the paper
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.parameters import ParameterStrategy
 
@@ -38,11 +36,18 @@ class FedPerSettings(Settings):
 class FedPer(ParameterStrategy):
     """FedAvg of the body."""
 
-    paper = "Arivazhagan et al. 2019"
-    dp_sgd = True
-    exchanged = "parameters of the body"
-    color_family = "fml"
-    settings_type = FedPerSettings
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Manoj Ghuhana Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav "
+            "Choudhary",
+            title="Federated Learning with Personalization Layers",
+            year=2019,
+            arxiv="1912.00818",
+        ),
+        exchanged="parameters of the body",
+        settings_type=FedPerSettings,
+        dp_sgd=True,
+    )
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> slice:

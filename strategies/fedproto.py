@@ -1,8 +1,5 @@
 """FedProto: clients regularize features towards the global mean feature of the class.
 
-Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, *FedProto: Federated Prototype
-Learning across Heterogeneous Clients*, AAAI 2022, arXiv:2105.00243.
-
 Client n replies with the mean feature, or prototype, ``C_n[k]`` of each class k. The server
 averages them, weighted by samples. In the next round clients add
 ``lambda / d ||h(x) - C[y]||²`` to their loss, and a sample is classified as the class of the
@@ -24,13 +21,13 @@ Differences from the paper
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.plan import Settings
+from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
 from strategies.core.state import State
@@ -108,12 +105,19 @@ def with_prototypes(
 class FedProto(ClassMeanStrategy):
     """FedProto (Algorithm 1): clients send class-mean features and receive global prototypes."""
 
-    paper = "Tan et al. 2022"
-    exchanged = "class-mean features"
-    color_family = "fedproto"
-    settings_type: ClassVar[type[Settings]] = FedProtoSettings
+    record = ClassMeanStrategy.record.derived(
+        paper=Paper(
+            authors="Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang",
+            title="FedProto: Federated Prototype Learning across Heterogeneous Clients",
+            venue="AAAI",
+            year=2022,
+            arxiv="2105.00243",
+        ),
+        exchanged="class-mean features",
+        settings_type=FedProtoSettings,
+        evaluates_trained_model=False,
+    )
     settings: PrototypeSettings
-    evaluates_trained_model = False
     state: PrototypeState
 
     def begin(self, initial: Arrays) -> PrototypeState:

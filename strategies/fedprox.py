@@ -1,8 +1,5 @@
 """FedProx: FedAvg with a proximal term on the clients.
 
-Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith,
-*Federated Optimization in Heterogeneous Networks*, MLSys 2020, arXiv:1812.06127.
-
 A sampled client n minimizes ``h(w) = F_n(w) + mu / 2 * ||w - w_g||²`` from the global model w_g
 that it received (Algorithm 2); the server averages the replies.
 
@@ -20,6 +17,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
@@ -41,8 +39,16 @@ class FedProxSettings(Settings):
 class FedProx(ParameterStrategy):
     """FedAvg's server; only the clients' loss differs."""
 
-    paper = "Li et al. 2020"
-    dp_sgd = True
-    color_family = "fedavg"
-    settings_type = FedProxSettings
-    trains_new_clients = False
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet "
+            "Talwalkar, Virginia Smith",
+            title="Federated Optimization in Heterogeneous Networks",
+            venue="MLSys",
+            year=2020,
+            arxiv="1812.06127",
+        ),
+        settings_type=FedProxSettings,
+        dp_sgd=True,
+        trains_new_clients=False,
+    )

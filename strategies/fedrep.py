@@ -1,8 +1,5 @@
 """FedRep: clients share a representation and fit a personal head to it before they train it.
 
-Liam Collins, Hamed Hassani, Aryan Mokhtari, Sanjay Shakkottai, *Exploiting Shared Representations
-for Personalized Federated Learning*, ICML 2021, arXiv:2102.07078.
-
 A client first trains its head on the body that it received, then the body below that head, and
 sends the body. The server averages the bodies. The head, the last layer, is never sent
 (Algorithm 1).
@@ -22,6 +19,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
@@ -43,10 +41,17 @@ class FedRepSettings(Settings):
 class FedRep(ParameterStrategy):
     """FedAvg of the body."""
 
-    paper = "Collins et al. 2021"
-    exchanged = "parameters of the body"
-    color_family = "per-fedavg"
-    settings_type = FedRepSettings
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Liam Collins, Hamed Hassani, Aryan Mokhtari, Sanjay Shakkottai",
+            title="Exploiting Shared Representations for Personalized Federated Learning",
+            venue="ICML",
+            year=2021,
+            arxiv="2102.07078",
+        ),
+        exchanged="parameters of the body",
+        settings_type=FedRepSettings,
+    )
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> slice:

@@ -1,8 +1,5 @@
 """Fed-RoD: a global model trained by balanced losses, and a personal head added to its logits.
 
-Hong-You Chen, Wei-Lun Chao, *On Bridging Generic and Personalized Federated Learning for Image
-Classification*, ICLR 2022, arXiv:2107.00778.
-
 A client has the global model with features z and logits g(z), and a personal head p. With the
 number N_c of its training samples of class c, it trains the global model by the balanced softmax
 loss, the cross-entropy of ``g_c(z) + log N_c``. Its own class shares then do not enter the global
@@ -22,6 +19,7 @@ Differences from the paper
 - Momentum of p is kept from round to round. That of the global model starts anew.
 """
 
+from strategies.core.method_record import Paper
 from strategies.core.metrics import GLOBAL_ACCURACY, TRAIN_LOSS
 from strategies.parameters import ParameterStrategy
 
@@ -29,8 +27,16 @@ from strategies.parameters import ParameterStrategy
 class FedRoD(ParameterStrategy):
     """FedAvg's server; personal heads stay on the clients."""
 
-    paper = "Chen & Chao 2022 (Fed-RoD)"
-    color_family = "apfl"
-    train_metrics = (TRAIN_LOSS,)
-    evaluation_metrics = (GLOBAL_ACCURACY,)
-    second_evaluation = ""
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Hong-You Chen, Wei-Lun Chao",
+            title="On Bridging Generic and Personalized Federated Learning for Image "
+            "Classification",
+            venue="ICLR",
+            year=2022,
+            arxiv="2107.00778",
+        ),
+        second_evaluation="",
+        train_metrics=(TRAIN_LOSS,),
+        evaluation_metrics=(GLOBAL_ACCURACY,),
+    )

@@ -1,9 +1,5 @@
 """FedTGP: the server trains global prototypes with an adaptive margin between classes.
 
-J. Zhang, Y. Liu, Y. Hua, J. Cao, *FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
-Contrastive Learning for Data and Model Heterogeneity in Federated Learning*, AAAI 2024,
-arXiv:2401.03230.
-
 Averaging prototypes of heterogeneous models, as in FedProto, blurs the boundaries of classes. Here
 the global prototype of class k is ``g(e_k)``, a learned vector through two linear layers, trained
 on each client's prototype P of class c by
@@ -30,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
@@ -115,8 +112,18 @@ def new_generator(
 class FedTGP(FedProto):
     """FedTGP (Algorithm 1): FedProto with prototypes that the server trains."""
 
-    paper = "Zhang et al. 2024"
-    settings_type = FedTGPSettings
+    record = FedProto.record.derived(
+        paper=Paper(
+            authors="J. Zhang, Y. Liu, Y. Hua, J. Cao",
+            title="FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced "
+            "Contrastive Learning for Data and Model Heterogeneity in Federated "
+            "Learning",
+            venue="AAAI",
+            year=2024,
+            arxiv="2401.03230",
+        ),
+        settings_type=FedTGPSettings,
+    )
     settings: FedTGPSettings
     state: FedTGPState
     server_models: ServerModels

@@ -1,8 +1,5 @@
 """FeSEM: several global models, each the mean of the clients nearest to it in parameters.
 
-M. Xie, G. Long, T. Shen, T. Zhou, X. Wang, J. Jiang, C. Zhang, *Multi-Center Federated
-Learning*, 2020, arXiv:2005.01026; again as arXiv:2108.08647, 2021.
-
 Each round is one step of expectation maximization on the clients' models ``W_i`` (Algorithm 1):
 
 - E-step: ``r_i = argmin_k ||W_i - C_k||²`` with the centers ``C_k`` of the previous round;
@@ -33,6 +30,7 @@ from numpy.typing import NDArray
 
 from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
 from strategies.core.flower import log
+from strategies.core.method_record import Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Reply
@@ -97,10 +95,16 @@ def first_centers(
 class FeSEM(ClusteredStrategy):
     """Alternates between assigning clients to centers and moving the centers."""
 
-    paper = "Xie et al. 2020"
-    dp_sgd = True
-    color_family = "hypcluster"
-    settings_type = FeSEMSettings
+    record = ClusteredStrategy.record.derived(
+        paper=Paper(
+            authors="M. Xie, G. Long, T. Shen, T. Zhou, X. Wang, J. Jiang, C. Zhang",
+            title="Multi-Center Federated Learning",
+            year=2020,
+            arxiv="2005.01026",
+        ),
+        settings_type=FeSEMSettings,
+        dp_sgd=True,
+    )
     settings: FeSEMSettings
 
     @classmethod

@@ -1,8 +1,5 @@
 """FML: mutual distillation of a private and a shared model on every client.
 
-T. Shen, J. Zhang, X. Jia, F. Zhang, G. Huang, P. Zhou, K. Kuang, F. Wu, C. Wu, *Federated Mutual
-Learning*, 2020, arXiv:2006.16765.
-
 Besides its private model a client holds a copy of the shared model, the *meme*, and trains both on
 its data by deep mutual learning,
 
@@ -24,6 +21,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.search import SearchRange
 from strategies.parameters import SharedModelSettings, SharedModelStrategy
 
@@ -47,8 +45,15 @@ class FMLSettings(SharedModelSettings):
 class FML(SharedModelStrategy):
     """FedAvg's server on the shared model; only the clients differ."""
 
-    paper = "Shen et al. 2020"
-    dp_sgd = True
-    exchanged = "parameters of a shared model"
-    color_family = "fml"
-    settings_type = FMLSettings
+    record = SharedModelStrategy.record.derived(
+        paper=Paper(
+            authors="T. Shen, J. Zhang, X. Jia, F. Zhang, G. Huang, P. Zhou, K. Kuang, F. Wu, "
+            "C. Wu",
+            title="Federated Mutual Learning",
+            year=2020,
+            arxiv="2006.16765",
+        ),
+        exchanged="parameters of a shared model",
+        settings_type=FMLSettings,
+        dp_sgd=True,
+    )

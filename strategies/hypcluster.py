@@ -1,8 +1,5 @@
 """HypCluster: several global models; each client trains the one with its lowest loss.
 
-Y. Mansour, M. Mohri, J. Ro, A. T. Suresh, *Three Approaches for Personalization with
-Applications to Federated Learning*, 2020, arXiv:2002.10619 (§3, Algorithm 1).
-
 The server sends c hypotheses to every sampled client. The client chooses the one with the lowest
 loss on its training data, trains it and returns it with its number. The server averages the replies
 for each hypothesis, weighted by training samples. With one cluster this is FedAvg.
@@ -19,6 +16,7 @@ Differences from the paper
 import numpy as np
 
 from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
+from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.server_models import ServerModels
 from strategies.parameters import Model, stacked
@@ -36,10 +34,16 @@ class HypClusterSettings(ClusterSettings):
 class HypCluster(ClusteredStrategy):
     """Sends all hypotheses and collects the trained ones."""
 
-    paper = "Mansour et al. 2020"
-    color_family = "hypcluster"
-    settings_type = HypClusterSettings
-    trains_new_clients = False
+    record = ClusteredStrategy.record.derived(
+        paper=Paper(
+            authors="Y. Mansour, M. Mohri, J. Ro, A. T. Suresh",
+            title="Three Approaches for Personalization with Applications to Federated Learning",
+            year=2020,
+            arxiv="2002.10619",
+        ),
+        settings_type=HypClusterSettings,
+        trains_new_clients=False,
+    )
     settings: HypClusterSettings
     server_models: ServerModels
 

@@ -1,8 +1,5 @@
 r"""KT-pFL: clients learn from personalized mixtures of soft predictions.
 
-J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
-Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862.
-
 The server holds the knowledge coefficient matrix c (N, N), row = receiver, column = giver.
 Client n learns from the teacher ``Σ_m c[n, m] S_m``, where S_m (P, K) are client m's soft
 predictions on public samples. Models stay on the clients, so they may differ in architecture.
@@ -35,23 +32,34 @@ Differences from the paper
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.growing import with_means
+from strategies.core.method_record import Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
+from strategies.method import Results
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
     DistillationSettings,
     SoftPredictionState,
     SoftPredictionStrategy,
 )
+
+PAPER = Paper(
+    authors="J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu",
+    title="Parameterized Knowledge Transfer for Personalized Federated Learning",
+    venue="NeurIPS",
+    year=2021,
+    arxiv="2111.02862",
+)
+"""The paper of KT-pFL and of its variants."""
 
 SMALLEST_PROBABILITY = 1e-12
 """Lower limit of probabilities in logarithms."""
@@ -199,11 +207,12 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     A method overrides `updated_block`, the rule for the coefficients of the mixtures.
     """
 
-    paper = "Zhang et al. 2021, §5.1"
-    color_family = "kt-pfl"
-    settings_type: ClassVar[type[TeacherSettings]] = TeacherSettings
+    record = SoftPredictionStrategy.record.derived(
+        paper=replace(PAPER, part="§5.1"),
+        settings_type=TeacherSettings,
+        train_metrics=DISTILLATION_METRICS,
+    )
     settings: TeacherSettings
-    train_metrics = DISTILLATION_METRICS
     teachers_are_personal = True
     state: TeacherState
 
@@ -233,7 +242,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         repliers = list(replies)
         current = self.state.coefficients.with_members(repliers)
         predictions = self.stack_predictions(replies)
-        shares = self.sizes(repliers) / self.sizes(self.trained).sum()
+        shares = self.round.sizes(repliers) / self.round.sizes(self.round.trained).sum()
         block = self.updated_block(current.at(repliers, repliers), predictions, shares)
         updated = current.changed(repliers, repliers, block)
         mixing = self.mixing_coefficients(current, updated)
@@ -255,13 +264,13 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         before = self.state.coefficients
         coefficients = before.with_members(replies)
         teachers = self.state.teachers[before.places[_receivers(coefficients)]]
-        joined = set(self.trained)
+        joined = set(self.round.trained)
         trained = [n for n in before.members if n in joined]
         of_trained = teachers[coefficients.places[trained]]
         for n, own in zip(replies, self.stack_predictions(replies), strict=True):
             predictions = np.concatenate([of_trained, own[None]])
             members = [*trained, n]
-            shares = self.sizes(members) / self.sizes(members).sum()
+            shares = self.round.sizes(members) / self.round.sizes(members).sum()
             block = self.updated_block(coefficients.at(members, members), predictions, shares)
             coefficients = coefficients.changed([n], members, block[-1:])
             row = normalized_rows(block[-1:])
@@ -289,9 +298,9 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         """
         raise NotImplementedError
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return c as ``coefficients``."""
-        return self.state.coefficients.named("coefficients")
+        return replace(super().results(), matrices=self.state.coefficients.named("coefficients"))
 
 
 def _receivers(coefficients: PairMatrix) -> NDArray[np.int64]:
@@ -303,10 +312,12 @@ def _receivers(coefficients: PairMatrix) -> NDArray[np.int64]:
 class KTpFL(PersonalTeacherStrategy):
     """KT-pFL on soft predictions with learned coefficients (Algorithm 1)."""
 
-    paper = "Zhang et al. 2021"
-    dp_sgd = True
-    takes_estimators = True
-    settings_type = KTpFLSettings
+    record = PersonalTeacherStrategy.record.derived(
+        paper=PAPER,
+        settings_type=KTpFLSettings,
+        dp_sgd=True,
+        takes_estimators=True,
+    )
     settings: KTpFLSettings
 
     def mixing_coefficients(self, current: PairMatrix, updated: PairMatrix) -> PairMatrix:

@@ -1,8 +1,5 @@
 """KT-pFL on parameters: personalized models mixed by learned coefficients.
 
-J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
-Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862, appendix C.
-
 All clients have one architecture and send their parameters w_n. The server updates the
 coefficients c (N, N), row = receiver, column = giver, by Eq. 11 with the squared distance,
 ``c <- c - eta_3 (lambda Σ_n D_n/D ∇_c ||Σ_m c[n, m] w_m - w_n||² + 2 rho (c - 1/N))``, and client n
@@ -38,7 +35,8 @@ from strategies.core.plan import Settings
 from strategies.core.probabilities import normalized_rows
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
-from strategies.kt_pfl import projected_step
+from strategies.kt_pfl import PAPER, projected_step
+from strategies.method import Results
 from strategies.parameters import (
     Model,
     ParameterState,
@@ -111,13 +109,14 @@ class KTpFLParamsState(ParameterState):
 class KTpFLParams(ParameterStrategy):
     """KT-pFL's server for parameters (Algorithm 2)."""
 
-    paper = "Zhang et al. 2021, appendix C"
-    dp_sgd = True
-    color_family = "kt-pfl"
-    settings_type = KTpFLParamsSettings
+    record = ParameterStrategy.record.derived(
+        paper=replace(PAPER, part="appendix C"),
+        settings_type=KTpFLParamsSettings,
+        dp_sgd=True,
+        evaluates_trained_model=True,
+        second_evaluation="received",
+    )
     settings: KTpFLParamsSettings
-    evaluates_trained_model = True
-    second_evaluation = "received"
     state: KTpFLParamsState
 
     def begin(self, initial: Arrays) -> KTpFLParamsState:
@@ -146,7 +145,7 @@ class KTpFLParams(ParameterStrategy):
         """Update the repliers' coefficients, and store their models for the next round."""
         repliers, own = list(models), list(models.values())
         coefficients = self.state.coefficients.with_members(repliers)
-        shares = self.sizes(repliers) / self.sizes(self.trained).sum()
+        shares = self.round.sizes(repliers) / self.round.sizes(self.round.trained).sum()
         block = self.updated_block(coefficients.at(repliers, repliers), own, shares)
         return replace(
             self.state,
@@ -172,7 +171,7 @@ class KTpFLParams(ParameterStrategy):
 
     def with_new_clients(self, step: int, replies: dict[int, Reply]) -> KTpFLParamsState:
         """Update each new client's row over the last round's models and its own model."""
-        state, trained = self.state, self.trained
+        state, trained = self.state, self.round.trained
         of_trained = [m for m, n in enumerate(state.repliers) if n in trained]
         givers = state.repliers[of_trained].tolist()
         models = [{kind: rows[m] for kind, rows in state.models.items()} for m in of_trained]
@@ -180,7 +179,7 @@ class KTpFLParams(ParameterStrategy):
         for n, model in own.items():
             members = [*givers, n]
             block = coefficients.at(members, members)
-            shares = self.sizes(members) / self.sizes([*trained, n]).sum()
+            shares = self.round.sizes(members) / self.round.sizes([*trained, n]).sum()
             row = self.updated_block(block, [*models, model], shares)[-1:]
             coefficients = coefficients.changed([n], members, row)
         # No row gives weight to another new client.
@@ -191,6 +190,6 @@ class KTpFLParams(ParameterStrategy):
             models=stacked([*models, *own.values()]),
         )
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return c as ``coefficients``."""
-        return self.state.coefficients.named("coefficients")
+        return Results(matrices=self.state.coefficients.named("coefficients"))

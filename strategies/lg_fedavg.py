@@ -1,9 +1,5 @@
 """LG-FedAvg: clients share a head and keep the representation below it.
 
-P. P. Liang, T. Liu, L. Ziyin, N. B. Allen, R. P. Auerbach, D. Brent, R. Salakhutdinov, L.-P.
-Morency, *Think Locally, Act Globally: Federated Learning with Local and Global
-Representations*, 2020, arXiv:2001.01523.
-
 A client trains its whole model; the server averages the heads, the clients' last linear layers,
 by their training samples, and the clients continue from the mean (Algorithm 1).
 
@@ -24,6 +20,7 @@ import numpy as np
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.influence_limits import with_clipped_updates
+from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
 from strategies.parameters import AVERAGES
@@ -39,15 +36,23 @@ class LGFedAvgSettings(FeatureSettings):
 class LGFedAvg(PersonalizedStrategy):
     """LG-FedAvg: clients send heads and receive their mean."""
 
-    paper = "Liang et al. 2020"
-    dp_sgd = True
-    exchanged = "heads"
-    color_family = "fml"
-    settings_type = LGFedAvgSettings
+    record = PersonalizedStrategy.record.derived(
+        paper=Paper(
+            authors="P. P. Liang, T. Liu, L. Ziyin, N. B. Allen, R. P. Auerbach, D. Brent, R. "
+            "Salakhutdinov, L.-P. Morency",
+            title="Think Locally, Act Globally: Federated Learning with Local and Global "
+            "Representations",
+            year=2020,
+            arxiv="2001.01523",
+        ),
+        exchanged="heads",
+        settings_type=LGFedAvgSettings,
+        dp_sgd=True,
+        averages_parameters=True,
+        evaluates_trained_model=False,
+        second_evaluation="trained",
+    )
     settings: LGFedAvgSettings
-    averages_parameters = True
-    evaluates_trained_model = False
-    second_evaluation = "trained"
     state: HeadState
     server_models: ServerModels
 

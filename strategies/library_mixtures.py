@@ -3,13 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.replies import Arrays, Reply
+from strategies.method import Results
 from strategies.parameters import AVERAGES, LibraryState, LibraryStrategy, Model
 
 
@@ -37,7 +38,7 @@ class MixtureStrategy(LibraryStrategy):
     matrix_name: ClassVar[str]
     """Name of the weights in the run directory."""
 
-    second_evaluation = "received"
+    record = LibraryStrategy.record.derived(second_evaluation="received")
     state: MixtureState
 
     @abstractmethod
@@ -78,7 +79,7 @@ class MixtureStrategy(LibraryStrategy):
         """Compute each new client's weights on the last models of the training clients."""
         new = self.models_in(replies)
         attention = self.state.attention.with_members(new)
-        givers = self.state.library.keys() & self.trained
+        givers = self.state.library.keys() & self.round.trained
         library = {n: model for n, model in self.state.library.items() if n in givers}
         for n, model in new.items():
             weights = self.weights_among({**library, n: model})
@@ -105,6 +106,6 @@ class MixtureStrategy(LibraryStrategy):
         """Return the model that one client receives for training, computed once a round."""
         return self.round.once(partition_id, lambda: self.model_for(partition_id))
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return the weights of the mixtures."""
-        return self.state.attention.named(self.matrix_name)
+        return Results(matrices=self.state.attention.named(self.matrix_name))

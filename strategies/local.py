@@ -9,8 +9,9 @@ from strategies.base import PersonalizedStrategy
 class Local(PersonalizedStrategy):
     """Clients train on their own data and are evaluated; no array crosses the network."""
 
-    paper = "baseline"
-    exchanged = "nothing"
-    dp_sgd = True
-    takes_estimators = True
-    color_family = "local"
+    record = PersonalizedStrategy.record.derived(
+        paper=None,
+        exchanged="nothing",
+        dp_sgd=True,
+        takes_estimators=True,
+    )

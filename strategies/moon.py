@@ -1,8 +1,5 @@
 """MOON: FedAvg whose clients keep their features near those of the global model.
 
-Qinbin Li, Bingsheng He, Dawn Song, *Model-Contrastive Federated Learning*, CVPR 2021,
-arXiv:2103.16257.
-
 A client minimizes ``CE + mu * l`` from the global model that it received. With the features z of
 its model, z_g of the received model and z_p of the model that it had after its previous training,
 
@@ -28,6 +25,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
@@ -52,7 +50,14 @@ class MOONSettings(Settings):
 class MOON(ParameterStrategy):
     """FedAvg's server; only the clients' loss differs."""
 
-    paper = "Li et al. 2021 (MOON)"
-    color_family = "apfl"
-    settings_type = MOONSettings
-    trains_new_clients = False
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Qinbin Li, Bingsheng He, Dawn Song",
+            title="Model-Contrastive Federated Learning",
+            venue="CVPR",
+            year=2021,
+            arxiv="2103.16257",
+        ),
+        settings_type=MOONSettings,
+        trains_new_clients=False,
+    )

@@ -8,14 +8,14 @@ vector belongs to which layer.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
-from strategies.core.evaluations import EvaluationPoint
 from strategies.core.influence_limits import with_clipped_updates
+from strategies.core.method_record import Need
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
@@ -198,11 +198,13 @@ class ParameterStrategy(PersonalizedStrategy):
     `aggregate_models`.
     """
 
-    exchanged = "parameters"
-    needs_one_model = True
-    averages_parameters = True
-    evaluates_trained_model = False
-    second_evaluation: ClassVar[EvaluationPoint] = "trained"
+    record = PersonalizedStrategy.record.derived(
+        exchanged="parameters",
+        needs=(Need.ONE_ARCHITECTURE,),
+        averages_parameters=True,
+        evaluates_trained_model=False,
+        second_evaluation="trained",
+    )
     state: ParameterState
 
     def begin(self, initial: Arrays) -> ParameterState:
@@ -253,7 +255,7 @@ class ParameterStrategy(PersonalizedStrategy):
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the client its model; nothing if it is evaluated right after it has trained."""
-        return {} if self.evaluates_trained_model else self.model_for(partition_id)
+        return {} if self.record.evaluates_trained_model else self.model_for(partition_id)
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require a model like the global one, and the extra parts."""
@@ -279,12 +281,14 @@ class SharedModelStrategy(ParameterStrategy):
     sent, and are evaluated.
     """
 
-    settings_type: ClassVar[type[Settings]] = SharedModelSettings
+    record = ParameterStrategy.record.derived(
+        needs=(),
+        settings_type=SharedModelSettings,
+        evaluates_trained_model=True,
+        second_evaluation="",
+    )
     settings: SharedModelSettings
     server_models: ServerModels
-    needs_one_model = False
-    evaluates_trained_model = True
-    second_evaluation = ""
 
     def begin(self, initial: Arrays) -> ParameterState:
         """Start from fresh weights of the shared model."""
@@ -312,8 +316,7 @@ class LibraryStrategy(ParameterStrategy):
     methods suit cross-silo learning with few clients.
     """
 
-    evaluates_trained_model = True
-    second_evaluation: ClassVar[EvaluationPoint] = ""
+    record = ParameterStrategy.record.derived(evaluates_trained_model=True, second_evaluation="")
     state: LibraryState
 
     def begin(self, initial: Arrays) -> LibraryState:

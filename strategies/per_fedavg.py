@@ -1,8 +1,5 @@
 """Per-FedAvg: a global model that is trained to be good after one step on a client's data.
 
-Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar, *Personalized Federated Learning with Theoretical
-Guarantees: A Model-Agnostic Meta-Learning Approach*, NeurIPS 2020, arXiv:2002.07948.
-
 Clients minimize ``f(w - a ∇f(w))`` (Eq. 3). A local step draws two batches b1 and b2, takes
 ``w' = w - a ∇f(w; b1)`` and then ``w <- w - b ∇f(w'; b2)``; the server averages. A client is
 evaluated with the global model after it was adapted to its training data with step size a: by one
@@ -28,6 +25,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
@@ -58,7 +56,15 @@ class PerFedAvgSettings(Settings):
 class PerFedAvg(ParameterStrategy):
     """FedAvg's server; the clients' loss and their evaluation differ."""
 
-    paper = "Fallah et al. 2020"
-    color_family = "per-fedavg"
-    settings_type = PerFedAvgSettings
-    trains_new_clients = False
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar",
+            title="Personalized Federated Learning with Theoretical Guarantees: A "
+            "Model-Agnostic Meta-Learning Approach",
+            venue="NeurIPS",
+            year=2020,
+            arxiv="2002.07948",
+        ),
+        settings_type=PerFedAvgSettings,
+        trains_new_clients=False,
+    )

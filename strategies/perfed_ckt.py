@@ -1,8 +1,5 @@
 """PerFed-CKT: clients learn from the nearest cluster of soft predictions.
 
-Y. J. Cho, J. Wang, T. Chiruvolu, G. Joshi, *Personalized Federated Learning for Heterogeneous
-Clients with Clustered Knowledge Transfer*, 2021, arXiv:2109.08119.
-
 The server clusters the soft predictions of last round's clients by k-means and sends all
 centroids to this round's clients. Each client learns from the centroid nearest to its own
 predictions. Models stay on the clients, so they may differ in architecture.
@@ -34,6 +31,7 @@ from pydantic import Field
 
 from strategies.core.flower import log
 from strategies.core.growing import padded
+from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.mixing import Mix, weighted_mean
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
@@ -41,6 +39,7 @@ from strategies.core.probabilities import normalized_rows
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.core.search import SearchRange
+from strategies.method import Results
 from strategies.soft_predictions import (
     SoftPredictionSettings,
     SoftPredictionState,
@@ -150,13 +149,24 @@ class CentroidState(SoftPredictionState):
 class PerFedCKT(SoftPredictionStrategy):
     """PerFed-CKT (Algorithm 1): cluster last round's predictions, broadcast the centroids."""
 
-    paper = "Cho et al. 2021"
-    dp_sgd = True
-    takes_estimators = True
-    color_family = "perfed-ckt"
-    settings_type = PerFedCKTSettings
+    record = SoftPredictionStrategy.record.derived(
+        paper=Paper(
+            authors="Y. J. Cho, J. Wang, T. Chiruvolu, G. Joshi",
+            title="Personalized Federated Learning for Heterogeneous Clients with Clustered "
+            "Knowledge Transfer",
+            year=2021,
+            arxiv="2109.08119",
+        ),
+        settings_type=PerFedCKTSettings,
+        dp_sgd=True,
+        takes_estimators=True,
+        train_metrics=(
+            TRAIN_LOSS,
+            Metric("cluster", averaged=False, low=0),
+            Metric("weight", low=0),
+        ),
+    )
     settings: PerFedCKTSettings
-    train_metrics = (TRAIN_LOSS, Metric("cluster", averaged=False, low=0), Metric("weight", low=0))
     teacher_name = "centroids"
     state: CentroidState
 
@@ -186,7 +196,7 @@ class PerFedCKT(SoftPredictionStrategy):
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Sample without replacement, with probabilities proportional to the capped `sizes`."""
-        plan, sizes = self.plan, self.sizes(candidates)
+        plan, sizes = self.plan, self.round.sizes(candidates)
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> CentroidState:
@@ -208,6 +218,6 @@ class PerFedCKT(SoftPredictionStrategy):
         of_all[list(replies)] = labels
         return replace(self.state, teachers=centroids, labels=of_all)
 
-    def matrices(self) -> dict[str, NDArray[Any]]:
+    def results(self) -> Results:
         """Return the clusters of the round as ``clusters``, (N,), -1 for absent clients."""
-        return {"clusters": self.state.labels}
+        return replace(super().results(), matrices={"clusters": self.state.labels})

@@ -1,8 +1,5 @@
 """PersFL: each client distills from the global model that suits it best.
 
-S. Divi, H. Farrukh, B. Celik, *Unifying Distillation with Personalization in Federated
-Learning*, 2021, arXiv:2105.15191.
-
 Stage 1 is FedAvg. Whenever a client receives the global model, it computes its validation
 cross-entropy and keeps the best model so far, its optimal teacher. Stage 2 is one message after the
 last round: each client distills its teacher into a personalized model.
@@ -37,6 +34,7 @@ from pydantic import Field
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.flower import log
+from strategies.core.method_record import Need, Paper
 from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import (
     Arrays,
@@ -50,7 +48,16 @@ from strategies.core.search import SearchRange
 from strategies.core.settings_groups import Numbers, all_numbers
 from strategies.core.state import unsaved
 from strategies.fedavg import FedAvg
+from strategies.method import Results
 from strategies.parameters import Model, ParameterState
+
+PAPER = Paper(
+    authors="S. Divi, H. Farrukh, B. Celik",
+    title="Unifying Distillation with Personalization in Federated Learning",
+    year=2021,
+    arxiv="2105.15191",
+)
+"""The paper of PersFL and of its variant."""
 
 PERSONALIZE = "personalize"
 """Phase of the message that starts stage 2."""
@@ -192,18 +199,20 @@ class PersFL(FedAvg):
     Before the last round the global model is evaluated, then the personalized models.
     """
 
-    paper = "Divi et al. 2021"
-    color_family = "persfl"
-    settings_type = PersFLSettings
-    needs_validation_data = True
-    keeps_global_models = True
-    second_evaluation = ""
-    evaluation_metrics = (
-        Metric("lambda", low=0, high=1),
-        Metric("temperature", low=0),
-        Metric("teacher-round", low=0),
-        Metric("teacher-accuracy", low=0, high=1),
-        Metric("global-accuracy", low=0, high=1),
+    record = FedAvg.record.derived(
+        paper=PAPER,
+        needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
+        settings_type=PersFLSettings,
+        trains_new_clients=True,
+        keeps_global_models=True,
+        second_evaluation="",
+        evaluation_metrics=(
+            Metric("lambda", low=0, high=1),
+            Metric("temperature", low=0),
+            Metric("teacher-round", low=0),
+            Metric("teacher-accuracy", low=0, high=1),
+            Metric("global-accuracy", low=0, high=1),
+        ),
     )
     settings: PersFLSettings
     state: PersFLState
@@ -239,48 +248,44 @@ class PersFL(FedAvg):
         TooFewRepliesError
             If fewer than ``min-replies`` clients are personalized.
         """
-        clients, grid = self.reachable(), self.settings.grid()
+        clients, grid = self.round.reachable, self.settings.grid()
         log(INFO, "Stage 2: %d pairs of lambda and T on each client", len(grid))
         personalized = self.personalized(clients, model)
         if len(personalized) < self.plan.min_replies:
             raise TooFewRepliesError(
                 f"Stage 2 has {len(personalized)} valid replies and min-replies is "
-                f"{self.plan.min_replies}; {self.completed_rounds} rounds are complete. A resumed "
+                f"{self.plan.min_replies}; {server_round - 1} rounds are complete. A resumed "
                 "run continues with stage 2; round-timeout has to cover it."
             )
         log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
         return [
             {"round": server_round, **row}
             for n, reply in personalized.items()
-            for row in pair_rows(grid, reply.arrays[PAIRS], self.clients[n])
+            for row in pair_rows(grid, reply.arrays[PAIRS], self.round.clients[n])
         ]
 
     def personalized(self, clients: Iterable[int], model: Model) -> dict[int, Reply]:
         """Let clients distill from their teachers; the final global model is a candidate."""
         pairs = len(self.settings.grid())
-        return self.exchange(
+        return self.round.ask(
             PERSONALIZE,
             payloads=dict.fromkeys(clients, model),
             due=lambda n: {PAIRS: ExpectedArray((pairs, 2), "int32")},
-            check=lambda reply: check_pairs(reply, self.clients[reply.partition_id]),
+            check=lambda reply: check_pairs(reply, self.round.clients[reply.partition_id]),
         )
-
-    def new_client_rounds(self) -> int:
-        """Return the number of global models, each of which may be the teacher."""
-        return self.plan.num_server_rounds
 
     def train_new_clients(self, step: int, new_clients: Sequence[int]) -> dict[int, Reply]:
         """Send them the global model of each round, and let them distill at the end."""
         if step == self.plan.num_server_rounds:
             return self.personalized(new_clients, self.state.model)
-        model = {} if self.settings.teacher == "last" else self.observer.global_model(step)
+        model = {} if self.settings.teacher == "last" else self.round.global_model(step)
         if not model:
             return {n: Reply(n, {}, {}) for n in new_clients}
-        return self.exchange(CONSIDER, dict.fromkeys(new_clients, model), due=lambda n: {})
+        return self.round.ask(CONSIDER, dict.fromkeys(new_clients, model), due=lambda n: {})
 
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
+    def results(self) -> Results:
         """Return the results of every pair and client after stage 2."""
-        return {PAIRS: list(self.state.pairs)} if self.state.pairs else {}
+        return Results(tables={PAIRS: list(self.state.pairs)} if self.state.pairs else {})
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
         """Send the global model in stage 1; in stage 2 the client has its personalized model."""
@@ -292,4 +297,4 @@ class PersFL(FedAvg):
 class PersFLGD(PersFL):
     """PersFL with cross-entropy instead of KL divergence (§5.5, Eq. 7)."""
 
-    paper = "Divi et al. 2021, §5.5"
+    record = PersFL.record.derived(paper=replace(PAPER, part="§5.5"))

@@ -1,8 +1,5 @@
 """pFedGraph: clients are mixed by a graph that is inferred from their updates and their sizes.
 
-Rui Ye, Zhenyang Ni, Fangzhao Wu, Siheng Chen, Yanfeng Wang, *Personalized Federated Learning with
-Inferred Collaboration Graphs*, ICML 2023.
-
 With the updates ``d_i = w_i - w_0`` of the clients' models since the initial model and the shares p
 of the clients' samples, row i of the graph minimizes
 
@@ -37,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.probabilities import project_onto_simplex
 from strategies.core.search import SearchRange
@@ -96,11 +94,17 @@ def update_cosines(models: list[Model], start: Model) -> NDArray[np.float64]:
 class PFedGraph(MixtureStrategy):
     """pFedGraph's server."""
 
-    paper = "Ye et al. 2023"
-    dp_sgd = True
-    color_family = "feddyn"
+    record = MixtureStrategy.record.derived(
+        paper=Paper(
+            authors="Rui Ye, Zhenyang Ni, Fangzhao Wu, Siheng Chen, Yanfeng Wang",
+            title="Personalized Federated Learning with Inferred Collaboration Graphs",
+            venue="ICML",
+            year=2023,
+        ),
+        settings_type=PFedGraphSettings,
+        dp_sgd=True,
+    )
     matrix_name = "graph"
-    settings_type = PFedGraphSettings
     settings: PFedGraphSettings
 
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
@@ -109,7 +113,7 @@ class PFedGraph(MixtureStrategy):
         A client whose size is unknown, in a run that an earlier version began, has weight 1 on
         itself.
         """
-        reported = self.members.known_sizes
+        reported = {*self.round.trained, *self.round.new}
         joined = {n: model for n, model in models.items() if n in reported}
         sizes = self.weights_of(joined)
         cosines = update_cosines(list(joined.values()), self.state.model)

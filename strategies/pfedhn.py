@@ -1,8 +1,5 @@
 """pFedHN: a hypernetwork on the server generates the weights of every client.
 
-A. Shamsian, A. Navon, E. Fetaya, G. Chechik, *Personalized Federated Learning using
-Hypernetworks*, ICML 2021, arXiv:2103.04628.
-
 Client i has an embedding v_i, and its weights are ``θ_i = h(v_i; φ)``. It trains them to ``θ̃_i``;
 the server takes a gradient step on φ and v_i with the vector-Jacobian product
 ``(∂θ_i / ∂(φ, v_i))ᵀ (θ_i - θ̃_i)`` (Algorithm 1). h is a perceptron with one linear head per layer
@@ -34,6 +31,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.growing import padded, with_means
+from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
@@ -210,11 +208,18 @@ def _sum_of_squares(part: NDArray[np.float32]) -> float:
 class PFedHN(ParameterStrategy):
     """Sends each client its generated weights (Algorithm 1)."""
 
-    paper = "Shamsian et al. 2021"
-    dp_sgd = True
-    color_family = "fedkma"
-    settings_type = PFedHNSettings
-    averages_parameters = False
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="A. Shamsian, A. Navon, E. Fetaya, G. Chechik",
+            title="Personalized Federated Learning using Hypernetworks",
+            venue="ICML",
+            year=2021,
+            arxiv="2103.04628",
+        ),
+        settings_type=PFedHNSettings,
+        dp_sgd=True,
+        averages_parameters=False,
+    )
     settings: PFedHNSettings
     state: PFedHNState
 

@@ -1,8 +1,5 @@
 """pFedMe: personal models regularized towards a global model, by Moreau envelopes.
 
-Canh T. Dinh, Nguyen H. Tran, Tuan Dung Nguyen, *Personalized Federated Learning with Moreau
-Envelopes*, NeurIPS 2020, arXiv:2006.08848.
-
 For each batch a client moves its personal model theta towards the minimum of
 ``f(theta; batch) + lambda / 2 * ||theta - w||²`` by K steps, and updates its copy of the
 global model, ``w <- w - eta lambda (w - theta)``. The server continues with
@@ -23,6 +20,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Need, Paper
 from strategies.core.metrics import GLOBAL_ACCURACY
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.search import SearchRange
@@ -58,13 +56,20 @@ class PFedMeSettings(Settings):
 class PFedMe(ParameterStrategy):
     """FedAvg's server with step size beta; personal models stay on the clients."""
 
-    paper = "Dinh et al. 2020"
-    color_family = "per-fedavg"
-    settings_type = PFedMeSettings
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Canh T. Dinh, Nguyen H. Tran, Tuan Dung Nguyen",
+            title="Personalized Federated Learning with Moreau Envelopes",
+            venue="NeurIPS",
+            year=2020,
+            arxiv="2006.08848",
+        ),
+        needs=(Need.ONE_ARCHITECTURE, Need.PLAIN_DESCENT),
+        settings_type=PFedMeSettings,
+        second_evaluation="",
+        evaluation_metrics=(GLOBAL_ACCURACY,),
+    )
     settings: PFedMeSettings
-    needs_plain_descent = True
-    evaluation_metrics = (GLOBAL_ACCURACY,)
-    second_evaluation = ""
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:

@@ -1,8 +1,5 @@
 """PrivateKT: clients send few labels under local differential privacy, and learn from a server's.
 
-T. Qi, F. Wu, C. Wu, L. He, Y. Huang, X. Xie, *Differentially Private Knowledge Transfer for
-Federated Learning*, Nature Communications 14, 3785, 2023.
-
 The server has a model. In each round it draws a few knowledge samples from the public samples, the
 likelier the larger the entropy of its prediction. Clients reply with their labels of these samples,
 after randomized response. The most frequent label by unbiased estimates enters a buffer of the last
@@ -41,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Need, Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.probabilities import softmax
 from strategies.core.randomized_response import label_frequencies
@@ -160,19 +158,25 @@ class PrivateKTState(SoftPredictionState):
 class PrivateKT(SoftPredictionStrategy):
     """PrivateKT's server: a model that learns from labels, and teaches all clients."""
 
-    paper = "Qi et al. 2023"
-    color_family = "persfl"
-    settings_type = PrivateKTSettings
+    record = SoftPredictionStrategy.record.derived(
+        paper=Paper(
+            authors="T. Qi, F. Wu, C. Wu, L. He, Y. Huang, X. Xie",
+            title="Differentially Private Knowledge Transfer for Federated Learning",
+            venue="Nature Communications 14, 3785",
+            year=2023,
+        ),
+        needs=(Need.PUBLIC_DATA, Need.PUBLIC_DATA_ON_SERVER),
+        settings_type=PrivateKTSettings,
+        train_metrics=(),
+    )
     settings: PrivateKTSettings
     server_models: ServerModels
-    distills_on_server = True
-    train_metrics = ()
     state: PrivateKTState
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
         """Refuse options for predictions, and more knowledge samples than public ones."""
-        own = cls.settings_type.model_validate(settings)
+        own = PrivateKTSettings.model_validate(settings)
         reason = "since clients send labels after randomized response"
         refuse_options(own, reason, mixing="mean", clip_norm=0, noise_multiplier=0)
         if own.knowledge_samples > plan.public_size:

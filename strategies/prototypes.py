@@ -84,7 +84,7 @@ class ClassMeanStrategy(PersonalizedStrategy):
         bounded = with_clipped_rows(
             replies, CLASS_MEANS, lambda reply: reply.arrays[CLASS_COUNTS] > 0, self.plan.update_cap
         )
-        for n, limit in zip(replies, self.sizes(replies), strict=True):
+        for n, limit in zip(replies, self.round.sizes(replies), strict=True):
             arrays = bounded[n].arrays
             total = arrays[CLASS_COUNTS].sum(dtype=np.float64)
             if total > limit:
@@ -94,7 +94,10 @@ class ClassMeanStrategy(PersonalizedStrategy):
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse counts that are impossible for the size of the client's data set."""
-        counts, size = reply.arrays[CLASS_COUNTS], self.clients[reply.partition_id].num_examples
+        counts, size = (
+            reply.arrays[CLASS_COUNTS],
+            self.round.clients[reply.partition_id].num_examples,
+        )
         if counts.min() < 0 or (counts != np.floor(counts)).any():
             raise InvalidReplyError(f"{CLASS_COUNTS} holds values that are not counts")
         if counts.sum(dtype=np.float64) > size:

@@ -1,9 +1,5 @@
 """SCAFFOLD: control variates correct the drift of the clients' gradients.
 
-Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U. Stich,
-Ananda Theertha Suresh, *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*,
-ICML 2020, arXiv:1910.06378.
-
 The server keeps the control variate c, client n its own c_n, both zero at first. A client's step
 from the global model x is ``y <- y - eta (g(y) - c_n + c)``. After K steps it takes
 ``c_n + (x - y) / (K eta) - c`` for its new control variate (option II), which is its mean
@@ -33,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.method_record import Need, Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
@@ -96,14 +93,22 @@ class ScaffoldState(ParameterState):
 class Scaffold(ParameterStrategy):
     """SCAFFOLD's server (Algorithm 1, lines 15 to 17)."""
 
-    paper = "Karimireddy et al. 2020"
-    dp_sgd = True
-    exchanged = "parameters and control variates"
-    color_family = "fedavg"
-    settings_type = ScaffoldSettings
-    trains_new_clients = False
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, "
+            "Sebastian U. Stich, Ananda Theertha Suresh",
+            title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+            venue="ICML",
+            year=2020,
+            arxiv="1910.06378",
+        ),
+        exchanged="parameters and control variates",
+        needs=(Need.ONE_ARCHITECTURE, Need.PLAIN_DESCENT),
+        settings_type=ScaffoldSettings,
+        dp_sgd=True,
+        trains_new_clients=False,
+    )
     settings: ScaffoldSettings
-    needs_plain_descent = True
     state: ScaffoldState
 
     def begin(self, initial: Arrays) -> ScaffoldState:
@@ -137,7 +142,7 @@ class Scaffold(ParameterStrategy):
 
         The zeros could decide a robust average. It is that of the other c_n, times their share.
         """
-        weights = dict(zip(self.trained, self.weights_of(self.trained), strict=True))
+        weights = dict(zip(self.round.trained, self.weights_of(self.round.trained), strict=True))
         mean_weight = np.mean(list(weights.values()))
         everyone = sorted({*weights, *controls})
         counted = everyone if self.plan.mixing == "mean" else sorted(controls)

@@ -1,8 +1,5 @@
 """Selective-FD: predictions on samples that are foreign to a client, or ambiguous, teach nobody.
 
-Jiawei Shao, Fangzhao Wu, Jun Zhang, *Selective Knowledge Sharing for Privacy-Preserving Federated
-Distillation without A Good Teacher*, Nature Communications 15, 2024, arXiv:2304.01731.
-
 Each client estimates the ratio of its samples' density to a uniform one (KuLSIF, Kanamori et al.
 2012), and selects the public samples whose ratio reaches a quantile of that of its own samples. The
 server averages, for each sample, the soft predictions of the clients that selected it. It drops
@@ -39,6 +36,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.masks import packed_mask, unpacked_mask
+from strategies.core.method_record import Paper
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
@@ -119,18 +117,26 @@ class SelectiveState(SoftPredictionState):
 class SelectiveFD(SoftPredictionStrategy):
     """Selective-FD's server: one teacher for all clients, on the kept samples."""
 
-    paper = "Shao et al. 2024"
-    color_family = "perfed-ckt"
-    settings_type = SelectiveFDSettings
+    record = SoftPredictionStrategy.record.derived(
+        paper=Paper(
+            authors="Jiawei Shao, Fangzhao Wu, Jun Zhang",
+            title="Selective Knowledge Sharing for Privacy-Preserving Federated "
+            "Distillation without A Good Teacher",
+            venue="Nature Communications 15",
+            year=2024,
+            arxiv="2304.01731",
+        ),
+        settings_type=SelectiveFDSettings,
+        train_metrics=DISTILLATION_METRICS,
+    )
     settings: SelectiveFDSettings
-    train_metrics = DISTILLATION_METRICS
     state: SelectiveState
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
         """Refuse options that need one set of givers for all samples."""
         super().check_plan(plan, settings)
-        own = cls.settings_type.model_validate(settings)
+        own = SelectiveFDSettings.model_validate(settings)
         reason = "since each sample has its own givers"
         refuse_options(own, reason, mixing="mean", noise_multiplier=0)
 
@@ -140,12 +146,12 @@ class SelectiveFD(SoftPredictionStrategy):
         kept = np.zeros(self.plan.public_size, dtype=np.bool_)
         return SelectiveState(plain.releases, plain.teachers, kept)
 
-    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the last teacher and its mask."""
-        payload = super().train_payload(server_round, partition_id)
-        if not self.state.teachers.size:
-            return payload
-        return {**payload, **self.round.once(KEPT, lambda: {KEPT: packed_mask(self.state.kept)})}
+    def teachers_for(self, partition_id: int) -> Arrays:
+        """Return the arrays of the last teacher and its mask."""
+        teacher = super().teachers_for(partition_id)
+        if not teacher:
+            return {}
+        return {**teacher, **self.round.once(KEPT, lambda: {KEPT: packed_mask(self.state.kept)})}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require soft predictions, and which of them count."""

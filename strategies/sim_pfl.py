@@ -1,8 +1,5 @@
 """Sim-pFL and TopK-pFL: coefficients from the similarity of soft predictions.
 
-J. Zhang, S. Guo, X. Ma, H. Wang, W. Xu, F. Wu, *Parameterized Knowledge Transfer for
-Personalized Federated Learning*, NeurIPS 2021, arXiv:2111.02862, section 5.1.
-
 Differences from the paper
 --------------------------
 - Those of `strategies.kt_pfl`, whose protocol and settings are used.
@@ -102,8 +99,7 @@ def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
 class SimPFL(PersonalTeacherStrategy):
     """Sim-pFL: coefficients from the cosine similarities of soft predictions (§5.1)."""
 
-    dp_sgd = True
-    takes_estimators = True
+    record = PersonalTeacherStrategy.record.derived(dp_sgd=True, takes_estimators=True)
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
@@ -116,9 +112,11 @@ class SimPFL(PersonalTeacherStrategy):
 class TopKPFL(PersonalTeacherStrategy):
     """TopK-pFL: equal coefficients for the K most similar other clients (§5.1, K = 5)."""
 
-    dp_sgd = True
-    takes_estimators = True
-    settings_type = TopKSettings
+    record = PersonalTeacherStrategy.record.derived(
+        settings_type=TopKSettings,
+        dp_sgd=True,
+        takes_estimators=True,
+    )
     settings: TopKSettings
 
     def updated_block(

@@ -19,6 +19,7 @@ from strategies.base import PersonalizedStrategy
 from strategies.core.flower import log
 from strategies.core.growing import padded
 from strategies.core.masks import packed_mask
+from strategies.core.method_record import Need
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.mixing import MIXINGS
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
@@ -33,6 +34,7 @@ from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply
 from strategies.core.search import SearchRange
 from strategies.core.settings_groups import zero_or_at_least
 from strategies.core.state import State
+from strategies.method import Results
 
 PREDICTIONS = "predictions"
 """Name of the array of soft predictions in a reply."""
@@ -163,11 +165,13 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     `aggregate`, which computes the teachers of the next round from the predictions of a round.
     """
 
-    exchanged = "soft predictions"
-    settings_type = SoftPredictionSettings
+    record = PersonalizedStrategy.record.derived(
+        exchanged="soft predictions",
+        needs=(Need.PUBLIC_DATA,),
+        settings_type=SoftPredictionSettings,
+    )
     settings: SoftPredictionSettings
     state: SoftPredictionState
-    needs_public_data = True
 
     teacher_name: ClassVar[str] = "teacher"
     """Name of the array of teachers in messages."""
@@ -178,7 +182,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
         """Refuse noise without clipping."""
-        own = cls.settings_type.model_validate(settings)
+        own = SoftPredictionSettings.model_validate(settings)
         if own.noise_multiplier and not own.clip_norm:
             raise ImpossiblePlanError(
                 f"{own.key_of('noise_multiplier')} = {own.noise_multiplier:g} needs "
@@ -223,13 +227,17 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         releases = self.state.releases.copy()
         releases[asked] += 1
         if self.settings.is_private:
-            self.observer.about_to_ask({"releases": releases})
+            self.round.save({"releases": releases})
         return replace(self.state, releases=releases)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the last teachers, and which samples to predict on unless all."""
+        """Send the last teachers, and which samples to predict on unless all.
+
+        A new client receives teachers from its second round on, as in training.
+        """
         asked = self._asking(self.asked(server_round, partition_id))
-        return {**self._teachers_for(partition_id), **asked}
+        begins = server_round == 1 and partition_id in self.round.new
+        return {**({} if begins else self.teachers_for(partition_id)), **asked}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require soft predictions, (A, K), on the requested samples."""
@@ -239,14 +247,6 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         shape = num_asked, self.plan.num_classes
         return {PREDICTIONS: DueProbabilities(shape, number_format=self.settings.wire)}
 
-    # ---- New clients -----------------------------------------------------------------
-
-    def new_client_payload(self, step: int, partition_id: int) -> Arrays:
-        """Send teachers from the second round on, as in training."""
-        if step == 1:
-            return self._asking(self.asked(step, partition_id))
-        return self.train_payload(step, partition_id)
-
     # ---- Which samples a message is about --------------------------------------------
 
     def asked(self, server_round: int, partition_id: int) -> NDArray[np.bool_]:
@@ -254,12 +254,12 @@ class SoftPredictionStrategy(PersonalizedStrategy):
 
         A new client predicts on none if all clients receive the same teachers.
         """
-        if self.members.is_new(partition_id) and not self.teachers_are_personal:
+        if partition_id in self.round.new and not self.teachers_are_personal:
             return np.zeros(self.plan.public_size, dtype=np.bool_)
         return np.ones(self.plan.public_size, dtype=np.bool_)
 
-    def _teachers_for(self, partition_id: int) -> Arrays:
-        """Encode the teachers of the last round."""
+    def teachers_for(self, partition_id: int) -> Arrays:
+        """Return the arrays of the last teachers of one client; empty before there are any."""
         teachers, wire = self.state.teachers, self.settings.wire
         if not teachers.size:
             return {}
@@ -287,12 +287,12 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         mixed = MIXINGS[self.settings.mixing](weights, predictions)
         return mixed if self.settings.mixing == "mean" else normalized_rows(mixed)
 
-    def round_metrics(self) -> dict[str, float]:
+    def results(self) -> Results:
         """Return ``epsilon``, the largest privacy loss of a client, if there is noise."""
         if not self.settings.is_private:
-            return {}
+            return Results()
         releases = int(self.state.releases.max())
         epsilon, delta = self.settings.privacy_spent(releases)
         message = "Privacy spent per client: epsilon %.3g at delta %.3g after %d releases"
         log(INFO, message, epsilon, delta, releases)
-        return {"epsilon": epsilon}
+        return Results(columns={"epsilon": epsilon})

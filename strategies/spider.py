@@ -1,8 +1,5 @@
 """SPIDER: each client prunes a personal supernet, regularized towards a shared supernet.
 
-E. Mushtaq, C. He, J. Ding, S. Avestimehr, *SPIDER: Searching Personalized Neural Architecture for
-Federated Learning*, 2021, arXiv:2112.13939.
-
 Every client trains two supernets. The shared one w is FedAvg's. The personal one v minimizes
 ``F(v) + lambda / 2 * ||v - w||²`` with the received w. Every few rounds one of its edges is pruned,
 until all are: each remaining operation is removed in turn. The operation whose removal decreases
@@ -32,6 +29,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.method_record import Need, Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
@@ -117,10 +115,16 @@ class SpiderSettings(Settings):
 class Spider(ParameterStrategy):
     """FedAvg's server for the shared supernet; clients are evaluated with their own."""
 
-    paper = "Mushtaq et al. 2021"
-    color_family = "fedkma"
-    settings_type = SpiderSettings
-    evaluates_trained_model = True
-    second_evaluation = ""
-    needs_validation_data = True
-    train_metrics = (TRAIN_LOSS, Metric("operations", low=0))
+    record = ParameterStrategy.record.derived(
+        paper=Paper(
+            authors="E. Mushtaq, C. He, J. Ding, S. Avestimehr",
+            title="SPIDER: Searching Personalized Neural Architecture for Federated Learning",
+            year=2021,
+            arxiv="2112.13939",
+        ),
+        needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
+        settings_type=SpiderSettings,
+        evaluates_trained_model=True,
+        second_evaluation="",
+        train_metrics=(TRAIN_LOSS, Metric("operations", low=0)),
+    )

@@ -6,7 +6,7 @@ mixes the supernets of a round by a row-stochastic matrix. On its own the base m
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from strategies.core.probabilities import equal_weights
 from strategies.core.replies import Arrays, Reply
 from strategies.core.state import unsaved
 from strategies.core.vector_kinds import ALPHAS
+from strategies.method import Results
 from strategies.parameters import Model, ParameterState, ParameterStrategy, mix_models, mixed_model
 
 
@@ -72,8 +73,7 @@ class SupernetStrategy(ParameterStrategy):
     A method overrides `sharing_rows` and `new_sharing_rows`, the weights of the mixtures.
     """
 
-    color_family = "fedkma"
-    settings_type: ClassVar[type[SearchSettings]] = SearchSettings
+    record = ParameterStrategy.record.derived(settings_type=SearchSettings)
     settings: SearchSettings
     state: SupernetState
 
@@ -136,7 +136,7 @@ class SupernetStrategy(ParameterStrategy):
                 self.state.mixed[kind][n] = vector
         return self.state
 
-    def matrices(self) -> dict[str, NDArray[np.float64]]:
+    def results(self) -> Results:
         """Return M as ``sharing``, (N, N), and the mixed ``alphas``, (N, a)."""
         alphas = {kind: rows.copy() for kind, rows in self.state.mixed.items() if kind == ALPHAS}
-        return {"sharing": self.state.sharing, **alphas}
+        return Results(matrices={"sharing": self.state.sharing, **alphas})

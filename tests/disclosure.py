@@ -399,7 +399,7 @@ def blocks_by_family():
     """Return the lines of each method on the pages, by family."""
     blocks = defaultdict(dict)
     for strategy, method in METHODS.items():
-        blocks[method.family][strategy] = blocks_of(page_of(method))[strategy]
+        blocks[method.record.family][strategy] = blocks_of(page_of(method))[strategy]
     return blocks
 
 
@@ -415,7 +415,7 @@ def main(chosen):
     for strategy in chosen:
         with tempfile.TemporaryDirectory() as folder:
             record = Record(strategy, Path(folder))
-        blocks[METHODS[strategy].family][strategy] = rows_of(record)
+        blocks[METHODS[strategy].record.family][strategy] = rows_of(record)
         rows = common_rows_of(record)
     for page, text in pages(rows, blocks).items():
         page.write_text(text)
@@ -423,7 +423,7 @@ def main(chosen):
 
 def page_of(method):
     """Return the page with the table of a method."""
-    return PAGES.get(method.family, COMMON)
+    return PAGES.get(method.record.family, COMMON)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torch
 
 import fedkd_flwr
 from fedkd_flwr.methods import METHODS
+from strategies.core.method_record import Need
 from tests.conftest import SMALL
 
 STORED = Path(__file__).parent / "stored_runs.json"
@@ -63,14 +64,14 @@ VARIANTS = {
 
 def has_variant(strategy, variant):
     """Return whether a variant of a method is stored."""
-    method = METHODS[strategy].strategy
+    record = METHODS[strategy].record
     if strategy in SEARCHES and strategy != "fedkma":
         return variant == "cohort"
     if variant in ("forest", "boosting"):
-        return method.declares("takes_estimators")
+        return record.takes_estimators
     if variant == "adam":
         # Adam amplifies the last digits of FedKD's singular values, which depend on the memory.
-        return not method.needs_plain_descent and strategy != "fedkd"
+        return Need.PLAIN_DESCENT not in record.needs and strategy != "fedkd"
     return variant != "choose" or strategy in ("kt-pfl", "persfl", "fedavg", "fedproto")
 
 
@@ -88,7 +89,7 @@ def settings_of(name):
         return {**SMALL, **SUPERNET, **changes}
     if strategy == "privatekt":
         changes["soft-predictions.noise-seed"] = 0
-    one_model = METHODS[strategy].strategy.needs_one_model
+    one_model = Need.ONE_ARCHITECTURE in METHODS[strategy].record.needs
     # No batch normalization: with eight samples it amplifies rounding to percents of a loss.
     models = "lenet" if one_model else "mlp,lenet,cnn,lenet"
     size = {"models": "mlp"} if variant else {"models": models, "max-samples": 600}

@@ -11,6 +11,7 @@ from fedkd_flwr.memory import own_context
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.vectors import model_vectors
+from strategies.core.method_record import Need
 from strategies.parameters import ParameterStrategy, SharedModelStrategy
 from tests.disclosure import SEARCHES
 
@@ -83,7 +84,7 @@ def test_statistics_and_counters_keep_their_meaning(strategy, small, tmp_path):
     is_variance = are_variances(model)[: len(up[0])]  # of the body alone it is the beginning
     assert is_variance.any()
     assert all((array[..., is_variance] > 0).all() for array in up + down)
-    if not METHODS[strategy].strategy.distills_on_server:
+    if Need.PUBLIC_DATA_ON_SERVER not in METHODS[strategy].record.needs:
         # A mean lies between what it is made of, whatever its weights.
         initial = model_vectors(model)["buffers"][: len(up[0])]
         low, high = (bound([initial, *up], axis=0) for bound in (np.min, np.max))

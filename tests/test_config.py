@@ -23,8 +23,9 @@ from fedkd_flwr.config import (
 )
 from fedkd_flwr.config.settings_reference import settings_reference
 from fedkd_flwr.config.toml_files import parse_assignment, read_toml, upon_preset
-from fedkd_flwr.methods import FAMILIES, METHODS
+from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.darts.settings import OPERATIONS, SMALL, STANDARD
+from strategies.core.method_record import FAMILIES
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(path for path in ROOT.glob("conf/*/*.toml") if path.parent.name != "sweeps")
@@ -126,7 +127,7 @@ def test_every_preset_is_valid_and_holds_only_differences(preset):
 
 def test_every_method_has_its_settings_among_the_names():
     for method in METHODS.values():
-        table = method.strategy.settings_type.table
+        table = method.record.settings_type.table
         assert not table or any(name.startswith(f"{table}.") for name in known_names())
 
 
@@ -319,22 +320,10 @@ def test_list_groups_methods_and_says_what_they_take(monkeypatch):
     assert rows.keys() == METHODS.keys()
     for name, method in METHODS.items():
         exchanged, paper, needs = [*rows[name], ""][:3]
-        strategy = method.strategy
-        assert (exchanged, paper) == (strategy.exchanged, strategy.paper)
-        assert ("one architecture" in needs) == strategy.needs_one_model
-        needs_public_data = strategy.needs_public_data or strategy.distills_on_server
-        assert ("public data" in needs) == needs_public_data
-        assert ("validation data" in needs) == strategy.needs_validation_data
+        record = method.record
+        assert exchanged == record.exchanged
+        assert paper == (record.paper.short if record.paper else "baseline")
+        assert needs == ", ".join(record.needs)
     # One table a family, in which what belongs together stands together.
-    order = [METHODS[name].family for name in rows]
+    order = [METHODS[name].record.family for name in rows]
     assert [family for n, family in enumerate(order) if order[n - 1 : n] != [family]] == [*FAMILIES]
-
-
-def test_every_method_names_its_paper_and_year():
-    baselines = {name for name, method in METHODS.items() if method.strategy.paper == "baseline"}
-    assert baselines == {"local", "fedavg-ft"}
-    # When FedKMA appeared, its text does not say.
-    undated = {
-        name for name, m in METHODS.items() if not re.search(r"\b20[12]\d\b", m.strategy.paper)
-    }
-    assert undated - baselines == {"fedkma", "fedkma-uniform"}

@@ -23,12 +23,13 @@ from fedkd_flwr.runs import (
 )
 from fedkd_flwr.runs.provenance import other_major_versions
 from fedkd_flwr.server_app import check_run, serve
+from strategies.core.method_record import Need
 
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
 
 
 def settings_for(strategy, small):
-    one_model = METHODS[strategy].strategy.needs_one_model
+    one_model = Need.ONE_ARCHITECTURE in METHODS[strategy].record.needs
     supernet = {
         "supernet-channels": 2,
         "supernet-cells": 3,

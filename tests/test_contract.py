@@ -13,6 +13,7 @@ from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.testing import SETTINGS, check_method
+from strategies.core.method_record import Need
 from strategies.core.plan import ImpossiblePlanError
 from strategies.core.traffic import Traffic
 from strategies.fedprox import FedProx
@@ -136,7 +137,7 @@ IMPOSSIBLE = [
 
 
 def settings_of(method):
-    one_model = METHODS[method].strategy.needs_one_model
+    one_model = Need.ONE_ARCHITECTURE in METHODS[method].record.needs
     return {**SETTINGS, "strategy": method, "models": "mlp" if one_model else "mlp,lenet"}
 
 
@@ -200,11 +201,11 @@ class GenerousClient(PersonalClient):
 
 
 class Secretive(FedProx):
-    exchanged = "nothing"
+    record = FedProx.record.derived(exchanged="nothing")
 
 
 class Mute(Local):
-    exchanged = "soft predictions"
+    record = Local.record.derived(exchanged="soft predictions")
 
 
 class Fragile(FedProx):

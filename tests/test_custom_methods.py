@@ -55,7 +55,7 @@ def test_a_registered_method_runs_with_its_settings(halved, small, tmp_path):
     assert list(own.rounds["loss_mean"]) == list(same.rounds["loss_mean"])
     assert list(own.rounds["loss_mean"]) != list(other.rounds["loss_mean"])
     assert json.loads((own.path / "config.json").read_text())["config"]["halved.mu"] == 2.0
-    assert FedProx.settings_type is not HalvedSettings
+    assert FedProx.record.settings_type is not HalvedSettings
 
 
 def test_only_the_run_that_uses_it_has_its_settings(halved):
@@ -151,7 +151,7 @@ def test_an_inherited_setting_stays_in_the_table_of_the_parent_that_declared_it(
 
 def test_built_in_methods_share_tables():
     def keys(name):
-        return METHODS[name].strategy.settings_type.flat_keys()
+        return METHODS[name].record.settings_type.flat_keys()
 
     assert keys("fedmd") == keys("sim-pfl")
     own_of_kt_pfl = {

@@ -16,7 +16,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.export import exported_models
 from fedkd_flwr.server_app import serve
-from strategies.core.new_clients import NEW_CLIENTS
+from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 pytestmark = pytest.mark.slow

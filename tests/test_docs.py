@@ -3,11 +3,13 @@
 import os
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from environments import new_environment, output_of
@@ -41,8 +43,15 @@ def test_the_number_of_methods_is_that_of_the_registry():
         assert set(re.findall(r"(\d+) methods and local", text)) == {str(len(METHODS) - 1)}
 
 
+def api_pages():
+    """Return the text of all pages of the API, as the site builds them."""
+    hooks = runpy.run_path(str(ROOT / "docs/site_hooks.py"))
+    pages = "".join(page.read_text() for page in (ROOT / "pages/api").glob("*.md"))
+    return hooks["on_page_markdown"](pages, SimpleNamespace(file=SimpleNamespace(src_uri="api")))
+
+
 def test_the_api_pages_show_every_module_of_the_server():
-    shown = "".join(page.read_text() for page in (ROOT / "pages/api").glob("*.md"))
+    shown = f"{api_pages()}\n"
     modules = {path.stem for path in (ROOT / "strategies").glob("[a-z]*.py")}
     assert {name for name in modules if f"::: strategies.{name}\n" not in shown} == set()
 
@@ -55,7 +64,7 @@ def test_the_site_shows_the_files_themselves():
 
 
 def test_what_the_api_pages_show_is_there():
-    pages = "".join(page.read_text() for page in (ROOT / "pages/api").glob("*.md"))
+    pages = api_pages()
     for name in re.findall(r"^::: (\S+)", pages, re.MULTILINE):
         pkgutil.resolve_name(name)
     public = re.findall(r"^::: (\S+)\n.*\n +heading: fedkd_flwr\.(\w+)", pages, re.MULTILINE)

@@ -15,8 +15,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import deployment, run_deployment, simulation
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
-from strategies.core.new_clients import NEW_CLIENTS
-from strategies.core.rounds import Observer
+from strategies.core.rounds import NEW_CLIENTS, Observer
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 

@@ -87,7 +87,7 @@ def test_clients_send_what_they_predict_for_their_classes_and_get_the_others(sma
 )
 def test_means_and_counts_that_make_no_sense_are_refused(means, counts, reason):
     strategy = FD(RunPlan(num_clients=1, num_classes=2), FDSettings())
-    strategy.clients[0] = ClientInfo(0, 7, "mlp", num_examples=3)
+    strategy.members.clients[0] = ClientInfo(0, 7, "mlp", num_examples=3)
     arrays = {"class-means": np.array(means), "class-counts": np.array(counts)}
     with pytest.raises((InvalidReplyError, NotOnSimplexError), match=reason):
         strategy.check_reply(reply_with(arrays))

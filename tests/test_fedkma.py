@@ -578,7 +578,7 @@ def test_state_brings_back_matrix_and_mixed_models():
     )
     restored.restore(2, strategy.saved_arrays(), {})
     assert restored.completed_rounds == 2
-    np.testing.assert_array_equal(restored.matrices()["sharing"], strategy.state.sharing)
+    np.testing.assert_array_equal(restored.results().matrices["sharing"], strategy.state.sharing)
     for n in range(3):
         before, after = strategy.train_payload(3, n), restored.train_payload(3, n)
         assert before.keys() == after.keys()

@@ -16,6 +16,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
+from strategies.core.method_record import Need
 from strategies.core.replies import (
     LONGEST_REASON,
     ExpectedArray,
@@ -175,7 +176,7 @@ def silent(message, context):
 
 
 def run_among(app, strategy, small, path, rounds=ROUNDS):
-    one_model = METHODS[strategy].strategy.needs_one_model
+    one_model = Need.ONE_ARCHITECTURE in METHODS[strategy].record.needs
     flat = {
         **small,
         "strategy": strategy,
@@ -185,6 +186,8 @@ def run_among(app, strategy, small, path, rounds=ROUNDS):
         "num-server-rounds": rounds,
         "measures": "calibration,classes",
         "output-dir": str(path),
+        # Its randomized response is secret otherwise, and differs between runs.
+        **({"soft-predictions.noise-seed": 0} if strategy == "privatekt" else {}),
     }
     configuration = read_config(flat)
     return serve(InProcessGrid(app, CLIENTS, configuration.flat()), configuration)

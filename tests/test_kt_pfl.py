@@ -29,7 +29,7 @@ from strategies.sim_pfl import (
 
 def strategy_with_clients(kind=KTpFL, num_clients=4, samples=6, classes=3, **settings):
     plan = RunPlan(num_clients=num_clients, num_classes=classes, public_size=samples)
-    strategy = kind(plan, kind.settings_type(**settings))
+    strategy = kind(plan, kind.record.settings_type(**settings))
     strategy.state = strategy.begin({})
     strategy.members.clients = {
         n: ClientInfo(n, 100 + n, "lenet", num_examples=10 * (n + 1)) for n in range(num_clients)
@@ -320,7 +320,7 @@ def test_fedmd_sends_one_mean_to_all_clients():
     np.testing.assert_allclose(teacher, predictions[[0, 1, 3]].mean(axis=0), rtol=1e-6)
     # One object for all, so that traffic counts it once as a broadcast.
     assert strategy.train_payload(2, 0)["teacher"] is teacher
-    assert strategy.matrices() == {}
+    assert strategy.results().matrices == {}
 
 
 @pytest.mark.parametrize("kind", [KTpFL, SimPFL])

@@ -20,15 +20,16 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import InProcessGrid, resolve_output
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.server_app import serve
-from strategies import base
-from strategies.core.new_clients import NEW_CLIENTS
+from strategies.base import PersonalizedStrategy
+from strategies.core.method_record import Need
+from strategies.core.rounds import NEW_CLIENTS
 
 SAME = ["round", "partition_id", "accuracy", "loss", "numbers_up", "numbers_down"]
 
 
 def settings_for(strategy, small, **changes):
     """Return a run of two rounds with one new client of four."""
-    one_model = METHODS[strategy].strategy.needs_one_model
+    one_model = Need.ONE_ARCHITECTURE in METHODS[strategy].record.needs
     models = "mlp" if one_model else "mlp,lenet"
     own = {"strategy": strategy, "models": models, "max-samples": 240, "new-clients": 0.25}
     return {**small, **own, "fedtgp.server-epochs": 1, **changes}
@@ -110,8 +111,8 @@ def test_a_new_client_is_personalized_once_and_does_not_change_the_server(
         rounds.append(server_round)
         return reception
 
-    receive = base.receive_new_clients
-    monkeypatch.setattr(base, "receive_new_clients", watched)
+    receive = PersonalizedStrategy.receive_new_clients
+    monkeypatch.setattr(PersonalizedStrategy, "receive_new_clients", watched)
     named = strategy if strategy in METHODS else "kt-pfl"
     flat = {**settings_for(named, small), "strategy": strategy}
     (new,) = new_clients_of(flat)

@@ -56,10 +56,9 @@ def predictions():
 
 def taught(kind, predictions, **settings):
     """Return a server after its last round."""
-    strategy = server(kind, kind.settings_type(**settings))
+    strategy = server(kind, kind.record.settings_type(**settings))
     strategy.state = strategy.aggregate(1, {n: predictions[n] for n in TRAINED})
-    strategy.state = strategy.state_for_new_clients()
-    return strategy
+    return strategy.for_new_clients()
 
 
 def stacked(predictions, *clients):
@@ -68,10 +67,12 @@ def stacked(predictions, *clients):
 
 def test_fedmd_teaches_the_mean_of_trained_clients(predictions):
     strategy = taught(FedMD, predictions)
+    # As in training, it has no teacher before its first training.
+    assert strategy.train_payload(1, FIRST).keys() == {"asked"}
     strategy.state = strategy.with_new_clients(1, {FIRST: predictions[FIRST]})
     mean = stacked(predictions, *TRAINED).mean(axis=0)
     for n in (FIRST, SECOND):
-        np.testing.assert_allclose(strategy.new_client_payload(2, n)["teacher"], mean, rtol=1e-6)
+        np.testing.assert_allclose(strategy.train_payload(2, n)["teacher"], mean, rtol=1e-6)
     # New clients are not asked for predictions that change nothing.
     assert strategy.expected_arrays(1, FIRST) == {}
 
@@ -185,11 +186,11 @@ def test_fedfomo_sends_the_models_with_the_largest_weights():
     strategy = server(FedFomo, settings, weights=[0, 0])
     library = {n: {"weights": np.full(2, n, dtype=np.float32)} for n in TRAINED}
     strategy.state = replace(strategy.state, library=library)
-    sent = strategy.new_client_payload(1, FIRST)
+    sent = strategy.train_payload(1, FIRST)
     assert list(sent) == ["weights", "0/weights", "1/weights"]
     reply = reply_with({GAINS_OF_OTHERS: np.array([0.0, 1.0], dtype=np.float32)})
     strategy.state = strategy.with_new_clients(1, {FIRST: reply})
-    best = strategy.new_client_payload(2, FIRST)
+    best = strategy.train_payload(2, FIRST)
     assert list(best) == ["0/weights", "1/weights"]
     np.testing.assert_array_equal(best["0/weights"], sent["1/weights"])
 

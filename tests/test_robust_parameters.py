@@ -24,7 +24,7 @@ PARAMETERS = ("weights", "buffers", "control", "head-weight", "head-bias")
 AVERAGING = [
     name
     for name, method in METHODS.items()
-    if method.strategy.averages_parameters and name not in ("fedkd", "fedkma", "fedkma-uniform")
+    if method.record.averages_parameters and name not in ("fedkd", "fedkma", "fedkma-uniform")
 ]
 
 

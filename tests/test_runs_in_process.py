@@ -28,7 +28,7 @@ ROUND_COLUMNS = [
     "bytes_up", "bytes_down", "replies", "failures", "seconds_train", "seconds_server",
     "seconds_evaluate",
 ]  # fmt: skip
-SOFT = [name for name, method in METHODS.items() if method.family == "soft predictions"]
+SOFT = [name for name, method in METHODS.items() if method.record.family == "soft predictions"]
 AVERAGING = ["fedavg", "fedavg-ft", "persfl", "persfl-gd"]
 
 

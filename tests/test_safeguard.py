@@ -23,8 +23,8 @@ from fedkd_flwr.training.blending import (
     chosen,
     mixed,
 )
-from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.replies import InvalidReplyError
+from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.safeguard import SAFEGUARD_METRICS, check_safeguarded
 from tests.helpers import Witness, run_with
 

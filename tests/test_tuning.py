@@ -80,7 +80,7 @@ def chosen(tuning):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_tuned_over_the_step_size_and_settings_it_reads(name):
     space = search_space(METHODS[name])
-    keys = METHODS[name].strategy.settings_type.flat_keys()
+    keys = METHODS[name].record.settings_type.flat_keys()
     assert STEP_SIZE in space
     assert set(space) - {STEP_SIZE} <= set(keys)
     assert all(dimension.low < dimension.high for dimension in space.values())
@@ -92,7 +92,7 @@ class MySettings(Settings):
 
 
 class Mine(PersonalizedStrategy):
-    settings_type = MySettings
+    record = PersonalizedStrategy.record.derived(settings_type=MySettings)
 
 
 def test_a_custom_method_is_tuned_over_the_ranges_that_it_declares(base, tmp_path):

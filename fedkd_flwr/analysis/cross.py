@@ -293,14 +293,14 @@ def _custom_builders(card: Mapping[str, Any], configuration: Configuration) -> d
 
 def _models_from_state(run: Run, configuration: Configuration) -> Iterator[nn.Module]:
     """Yield the models from the clients' stored state, as they were evaluated."""
-    strategy = configuration.run.method.strategy
+    record = configuration.run.method.record
     rounds = len(run.round_rows)
     export = "run again with models-dir=FOLDER (a sweep with --save-models)"
     for n in range(configuration.run.plan.num_clients):
         client = build_client(
             InProcessContext(configuration, 0, {"partition-id": n, **TRUSTED_NODE})
         )
-        if not (strategy.evaluates_trained_model and client.keeps_model):
+        if not (record.evaluates_trained_model and client.keeps_model):
             raise RunDirectoryError(
                 f"{run.path.name} has no exported models, and clients of "
                 f"{configuration.run.strategy} do not store the evaluated model; {export}."

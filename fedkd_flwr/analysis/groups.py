@@ -11,7 +11,7 @@ import pandas as pd
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.analysis.settings import defining_settings, varied_settings
 from fedkd_flwr.runs import Run
-from strategies.core.new_clients import NEW_CLIENTS
+from strategies.core.rounds import NEW_CLIENTS
 
 Groups = Mapping[str, list[Run]]
 """Finished runs by label: the method, and those of its settings that vary between its runs."""

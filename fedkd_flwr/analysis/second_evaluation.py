@@ -15,8 +15,8 @@ from fedkd_flwr.runs.summary import summarize
 from strategies.core.answers import ANSWERS
 from strategies.core.evaluations import accuracy_statistics
 from strategies.core.metrics import FINE_TUNING_STEPS
-from strategies.core.new_clients import NEW_CLIENTS
 from strategies.core.optional_metrics import MEANS
+from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 SECOND_EVALUATIONS = {"trained": "after local training", "received": "as received"}

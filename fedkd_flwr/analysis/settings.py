@@ -61,7 +61,7 @@ def _keys_of_others(strategy: str) -> frozenset[str]:
     method = METHODS.get(strategy)
     if method is None:
         return frozenset()
-    own = method.strategy.settings_type.flat_keys()
+    own = method.record.settings_type.flat_keys()
     return frozenset(name for name in default_values() if "." in name and name not in own)
 
 

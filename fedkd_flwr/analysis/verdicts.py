@@ -18,7 +18,7 @@ from fedkd_flwr.analysis.significance import (
     Effect,
     Outcome,
 )
-from strategies.core.new_clients import NEW_CLIENTS
+from strategies.core.rounds import NEW_CLIENTS
 
 
 def verdicts(effects: Mapping[str, Effect], clients: pd.DataFrame, against: str) -> list[str]:

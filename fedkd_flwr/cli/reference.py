@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
@@ -13,12 +12,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from click import Command  # typer's own dependency
 
-    from fedkd_flwr.methods import Method
-
-CITATION = re.compile(
-    r"(?P<authors>[^*]+), (?P<title>\*[^*]+\*)(?P<venue>(?:, [^,:;(]+(?::\d[\d.]+)?)*)"
-)
-"""Authors, title and venue, as the second paragraph of a method's module has them."""
+    from strategies.core.method_record import MethodRecord
 
 NEGATION = re.compile(r" / --no-[\w-]+")
 """The other half of an option that is either given or not."""
@@ -85,7 +79,7 @@ def methods_in_markdown() -> str:
     from fedkd_flwr.data.registry import DATASETS, PARTITIONS
     from fedkd_flwr.models.registry import MODELS, SMALLEST_SIDES
 
-    of_methods = [(f"`{name}`", *_described(m)) for name, m in methods.METHODS.items()]
+    of_methods = [(f"`{name}`", *_described(m.record)) for name, m in methods.METHODS.items()]
     of_models = [
         (f"`{name}`", _summary(builder), str(SMALLEST_SIDES.get(name, 1)))
         for name, builder in MODELS.items()
@@ -118,38 +112,21 @@ def methods_in_markdown() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def needs_of(method: "Method") -> list[str]:
-    """Return what a method needs, in a few words each."""
-    strategy = method.strategy
-    needs = {
-        "one architecture": strategy.needs_one_model,
-        "public data": strategy.needs_public_data,
-        "public data on the server": strategy.distills_on_server,
-        "validation data": strategy.needs_validation_data,
-        "plain gradient descent": strategy.needs_plain_descent,
-    }
-    return [name for name in needs if needs[name]]
+def source_of(record: "MethodRecord") -> str:
+    """Return the authors and year of a method's paper."""
+    return record.paper.short if record.paper else "baseline"
 
 
-def _described(method: "Method") -> tuple[str, ...]:
+def _described(record: "MethodRecord") -> tuple[str, ...]:
     """Return a method's paper, what it exchanges and needs, and what it can be combined with."""
-    strategy = method.strategy
-    models = "one architecture" if strategy.needs_one_model else "may differ"
-    if strategy.declares("takes_estimators"):
+    from strategies.core.method_record import Need
+
+    paper = record.paper.citation if record.paper else source_of(record)
+    models = "one architecture" if Need.ONE_ARCHITECTURE in record.needs else "may differ"
+    if record.takes_estimators:
         models += ", also estimators"
-    needs = ", ".join(need for need in needs_of(method) if need != "one architecture")
-    dp_sgd = "yes" if strategy.declares("dp_sgd") else "no"
-    return _citation(method), strategy.exchanged, models, needs, dp_sgd
-
-
-def _citation(method: "Method") -> str:
-    """Return a paper's authors and year, and its title if the method's module has that paper."""
-    paper = method.strategy.paper
-    paragraphs = (sys.modules[method.strategy.__module__].__doc__ or "").split("\n\n")
-    found = CITATION.match(" ".join(paragraphs[1].split()))
-    if not found or paper.split()[0] not in found["authors"]:
-        return paper
-    return f"{paper}: {found['title']}{found['venue']}".rstrip(".")
+    needs = ", ".join(need for need in record.needs if need != Need.ONE_ARCHITECTURE)
+    return paper, record.exchanged, models, needs, "yes" if record.dp_sgd else "no"
 
 
 def _summary(name: str) -> str:

@@ -89,15 +89,16 @@ def list_names(
 
 
 def _list_methods() -> None:
-    from fedkd_flwr.cli.reference import needs_of
-    from fedkd_flwr.methods import FAMILIES, METHODS
+    from fedkd_flwr.cli.reference import source_of
+    from fedkd_flwr.methods import METHODS
+    from strategies.core.method_record import FAMILIES
 
     headings = ("strategy", "exchanges", "from", "needs")
     for family in FAMILIES:
         rows = [
-            (name, m.strategy.exchanged, m.strategy.paper, ", ".join(needs_of(m)))
+            (name, m.record.exchanged, source_of(m.record), ", ".join(m.record.needs))
             for name, m in METHODS.items()
-            if m.family == family
+            if m.record.family == family
         ]
         show_table(headings, rows, title=f"Methods that exchange {family}")
 

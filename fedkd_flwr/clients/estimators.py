@@ -32,7 +32,7 @@ def refusal(run: RunConfig) -> str:
     run : RunConfig
         The run config.
     """
-    if not run.method.strategy.declares("takes_estimators"):
+    if not run.method.record.takes_estimators:
         return (
             f"{run.strategy} needs networks, and estimators exchange soft predictions alone; set "
             f"strategy to one of {', '.join(methods_with('takes_estimators'))}, or models to "

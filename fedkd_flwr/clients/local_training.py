@@ -120,7 +120,7 @@ class LocalTraining:
 
     def _leave_counts(self, metrics: dict[str, float]) -> None:
         """Remove all metrics but counts of test and validation samples."""
-        counts = {metric.name for metric in counts_at(self.run.method.strategy.second_evaluation)}
+        counts = {metric.name for metric in counts_at(self.run.method.record.second_evaluation)}
         for name in metrics.keys() - counts:
             del metrics[name]
 

@@ -7,6 +7,7 @@ from typing import Any
 from fedkd_flwr.data.registry import HELD_OUT, NO_PUBLIC_SET, hub_id_of, path_of
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.methods import METHODS
+from strategies.core.method_record import Need
 
 DEFAULTS = DataSettings()
 """The defaults of the data settings."""
@@ -38,7 +39,7 @@ def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:
     is_mere_name = data_path and is_described and public != HELD_OUT and not sizes_count
     names = [] if is_mere_name else [dataset]
     built_in = METHODS.get(str(run_config.get("strategy", "")))
-    is_for_server = built_in is not None and not built_in.strategy.needs_public_data
+    is_for_server = built_in is not None and Need.PUBLIC_DATA not in built_in.record.needs
     return names if public in (HELD_OUT, NO_PUBLIC_SET) or is_for_server else [*names, public]
 
 

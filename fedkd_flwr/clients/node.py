@@ -133,7 +133,7 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     defaults = {"state-dir": run.state_dir, "models-dir": run.models_dir}
     folders = {**(defaults if policy.trust_server else {}), **node_config}
     state_folder = _folder(str(folders.get("state-dir", "")))
-    if policy.has_budget and not state_folder and run.method.family != "nothing":
+    if policy.has_budget and not state_folder and run.method.record.family != "nothing":
         raise NodeConfigError("epsilon-budget needs state-dir, where the node keeps its ledger")
     return Node(
         partition_id=partition_id,

@@ -35,7 +35,8 @@ from fedkd_flwr.data.registry import (
     is_function,
 )
 from fedkd_flwr.data.splits import read_split
-from fedkd_flwr.methods import FAMILIES, METHODS
+from fedkd_flwr.methods import METHODS
+from strategies.core.method_record import FAMILIES, Need
 from strategies.core.optional_metrics import MEASURES
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import (
@@ -197,7 +198,7 @@ class NodePolicy(SettingsGroup):
             raise PolicyError("the method of the run is not in allow-methods of this node")
         if not set(run.plan.measures) <= set(self.allow_measures):
             raise PolicyError("measures of the run are not in allow-measures of this node")
-        if run.method.strategy.needs_validation_data and not self.allow_counts:
+        if Need.VALIDATION_DATA in run.method.record.needs and not self.allow_counts:
             raise PolicyError("the method needs counts, which allow-counts of this node withholds")
         training = run.training
         if 0 < training.local_iterations * training.batch_size < self.min_class_count:
@@ -207,7 +208,7 @@ class NodePolicy(SettingsGroup):
         self._check_noise(run, settings)
 
     def _check_noise(self, run: RunConfig, settings: Settings) -> None:
-        if run.method.family == "nothing":
+        if run.method.record.family == "nothing":
             return
         if noise_of(run, settings) < self.min_noise:
             raise PolicyError("the run has less noise than min-noise of this node")
@@ -232,7 +233,9 @@ class NodePolicy(SettingsGroup):
     def _allows_method(self, run: RunConfig) -> bool:
         words = {FAMILY_WORDS.get(word, word) for word in self.allow_methods}
         built_in = METHODS.get(run.strategy)
-        return bool(words & {ALL, run.strategy, built_in.family if built_in else run.strategy})
+        return bool(
+            words & {ALL, run.strategy, built_in.record.family if built_in else run.strategy}
+        )
 
     def _allows_code(self, name: str) -> bool:
         """Return whether ``module:object`` names an object of an allowed module.

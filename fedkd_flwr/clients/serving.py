@@ -151,7 +151,7 @@ class ServingClient(StatefulClient):
 
     @property
     def _evaluates_trained_model(self) -> bool:
-        return self.request.evaluate and self.run.method.strategy.evaluates_trained_model
+        return self.request.evaluate and self.run.method.record.evaluates_trained_model
 
     # ---- Count and export ------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class ServingClient(StatefulClient):
             Counts on the test split, and on the validation split if any; empty at other moments,
             in rounds without evaluation, and where the node withholds counts.
         """
-        is_due = self.request.evaluate and self.run.method.strategy.second_evaluation == moment
+        is_due = self.request.evaluate and self.run.method.record.second_evaluation == moment
         if not is_due or not self.policy.allow_counts:
             return {}
         data, counts = self.data, dict[str, float]()

@@ -5,6 +5,7 @@ from fedkd_flwr.data.registry import NO_PUBLIC_SET
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.registry import DARTS, model_name
+from strategies.core.method_record import Need
 from strategies.core.plan import Settings
 from strategies.parameters import SharedModelSettings
 from strategies.spider import SpiderSettings
@@ -37,8 +38,8 @@ def check_combinations(run: RunConfig, settings: Settings) -> None:
 
 
 def _check_models(run: RunConfig, settings: Settings) -> None:
-    strategy, models, plan = run.method.strategy, run.models.models, run.plan
-    if strategy.needs_one_model and len(set(models)) > 1:
+    record, models, plan = run.method.record, run.models.models, run.plan
+    if Need.ONE_ARCHITECTURE in record.needs and len(set(models)) > 1:
         searches = isinstance(settings, SearchSettings | SpiderSettings)
         one = DARTS if searches else models[0]
         raise ConfigError(
@@ -46,7 +47,7 @@ def _check_models(run: RunConfig, settings: Settings) -> None:
             f"models = {','.join(models)} names {len(set(models))}; set models to one, such as "
             f"-c models={one}."
         )
-    if plan.mixing != "mean" and not strategy.averages_parameters:
+    if plan.mixing != "mean" and not record.averages_parameters:
         own = next((key for key in settings.flat_keys() if key.endswith(".mixing")), "")
         remedy = f"{own} = {plan.mixing}" if own else "mixing = mean"
         raise ConfigError(
@@ -62,17 +63,18 @@ def _check_models(run: RunConfig, settings: Settings) -> None:
 
 
 def _check_data(run: RunConfig) -> None:
-    strategy = run.method.strategy
+    record = run.method.record
     if run.uses_public_data and (
         run.data.public_dataset == NO_PUBLIC_SET or run.plan.public_size < 1
     ):
-        does = "distills on the server" if strategy.distills_on_server else "exchanges predictions"
+        on_server = Need.PUBLIC_DATA_ON_SERVER in record.needs
+        does = "distills on the server" if on_server else "exchanges predictions"
         raise ConfigError(
             f"{run.strategy} {does} on public samples; set public-dataset to "
             "held-out or a data set, and public-size to at least 1."
         )
     has_validation = bool(min(read_split(run.data.client_split)[1]))
-    if strategy.needs_validation_data and not has_validation:
+    if Need.VALIDATION_DATA in record.needs and not has_validation:
         raise ConfigError(
             f"{run.strategy} needs validation data; set client-split to something like 70/10/20."
         )
@@ -92,8 +94,8 @@ def _check_data(run: RunConfig) -> None:
 
 
 def _check_optimizer(run: RunConfig) -> None:
-    strategy = run.method.strategy
-    if strategy.needs_plain_descent and run.training.optimizer != "sgd":
+    record = run.method.record
+    if Need.PLAIN_DESCENT in record.needs and run.training.optimizer != "sgd":
         raise ConfigError(
             f"{run.strategy} is derived for stochastic gradient descent, and optimizer = "
             f"{run.training.optimizer}; set optimizer to sgd."
@@ -101,8 +103,8 @@ def _check_optimizer(run: RunConfig) -> None:
 
 
 def _check_privacy(run: RunConfig) -> None:
-    strategy = run.method.strategy
-    if run.dp_sgd.noise_multiplier and not strategy.declares("dp_sgd"):
+    record = run.method.record
+    if run.dp_sgd.noise_multiplier and not record.dp_sgd:
         raise ConfigError(
             f"{run.strategy} uses training samples outside of plain local training, which "
             "dp-sgd-noise-multiplier does not cover; set it to 0, or strategy to one of "
@@ -116,5 +118,5 @@ def _check_privacy(run: RunConfig) -> None:
 
 
 def methods_with(name: str) -> list[str]:
-    """Return the names of the built-in methods that declare a property to be true."""
-    return [method for method, of in METHODS.items() if of.strategy.declares(name)]
+    """Return the names of the built-in methods whose records say that something is true."""
+    return [method for method, of in METHODS.items() if getattr(of.record, name)]

@@ -142,4 +142,4 @@ def _is_read(key: str, recorded: Mapping[str, Any]) -> bool:
     """Return whether a run's method read a key. A custom one is not imported: it may read any."""
     table, _, _ = key.rpartition(".")
     method = METHODS.get(recorded["strategy"])
-    return not table or method is None or method.strategy.settings_type.table == table
+    return not table or method is None or method.record.settings_type.table == table

@@ -55,7 +55,7 @@ class Configuration(BaseModel):
     @property
     def settings(self) -> Settings:
         """The settings of the run's method."""
-        settings_type = self.run.method.strategy.settings_type
+        settings_type = self.run.method.record.settings_type
         settings: Settings = self.of_methods.get(settings_type) or settings_type()
         return settings
 
@@ -164,7 +164,7 @@ def _only(settings: Settings, keys: Collection[str]) -> Settings:
 def settings_types(own: Method | None = None) -> list[type[Settings]]:
     """Return the types of settings of all methods, including that of a custom method."""
     methods = (*METHODS.values(), *([own] if own else []))
-    types = dict.fromkeys(method.strategy.settings_type for method in methods)
+    types = dict.fromkeys(method.record.settings_type for method in methods)
     return [kind for kind in types if kind.flat_keys()]
 
 
@@ -262,7 +262,7 @@ def _unknown(name: str, flat: Mapping[str, Any], known: Sequence[str]) -> str:
     if option in OPTIONS:
         return f"The run config has no key {name}; it is an option of `fedkd run`: type --{option}."
     method = METHODS.get(str(flat.get("strategy", RunConfig.model_fields["strategy"].default)))
-    own = method.strategy.settings_type.flat_keys() if method else []
+    own = method.record.settings_type.flat_keys() if method else []
     meant = suggestions(name, known, own)
     hint = f"did you mean {either(meant)}?" if meant else "`fedkd list settings` shows them."
     return f"The run config has no key {name}; {hint}"

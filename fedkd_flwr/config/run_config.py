@@ -14,6 +14,7 @@ from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.methods import Method, find_method
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.settings import DPSGDSettings, TrainingSettings
+from strategies.core.method_record import Need
 from strategies.core.plan import PlanSettings, RunPlan
 from strategies.core.settings_groups import (
     NO_EFFECT_ON_RESULTS,
@@ -169,7 +170,7 @@ class RunConfig(SettingsGroup):
     @property
     def data_plan(self) -> DataPlan:
         """What the clients' data depends on; equal plans share one decoded copy."""
-        return self._data_plan(self.method.strategy.needs_public_data, self.torch_device)
+        return self._data_plan(Need.PUBLIC_DATA in self.method.record.needs, self.torch_device)
 
     @property
     def server_data_plan(self) -> DataPlan:
@@ -179,8 +180,7 @@ class RunConfig(SettingsGroup):
     @property
     def uses_public_data(self) -> bool:
         """Whether clients or server predict on public data."""
-        strategy = self.method.strategy
-        return strategy.needs_public_data or strategy.distills_on_server
+        return self.method.record.uses_public_data
 
     def _data_plan(self, with_public_set: bool, device: str) -> DataPlan:
         settings = self.data

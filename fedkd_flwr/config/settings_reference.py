@@ -82,7 +82,7 @@ def settings_reference(method: str = "") -> list[Section]:
     if not method:
         return _without_repetition([*_common_sections(), *_method_sections()])
     try:
-        kind = find_method(method).strategy.settings_type
+        kind = find_method(method).record.settings_type
     except NoneOfTheAllowedError:
         raise ConfigError(
             f"There is no method {method}; the methods are {', '.join(METHODS)}, or your own as "
@@ -112,7 +112,7 @@ def _method_sections() -> list[Section]:
     sections = [Section(_title(kind), _settings(kind)) for kind in bases if kind not in types]
     for kind in types:
         listed = {setting.key for section in sections for setting in section.settings}
-        readers = [name for name, m in METHODS.items() if m.strategy.settings_type is kind]
+        readers = [name for name, m in METHODS.items() if m.record.settings_type is kind]
         settings = _settings(kind)
         new = [s for s in settings if s.key not in listed and s.key.startswith(f"{kind.table}.")]
         also_read = tuple(setting.key for setting in settings if setting not in new)

@@ -290,9 +290,13 @@ def register(
     _require_subclass(name, "client", client, PersonalClient)
     if settings is not None:
         _require_own_table(name, settings)
-        strategy = type(strategy.__name__, (strategy,), {"settings_type": settings})
-    elif strategy.settings_type.table:
-        _require_own_table(name, strategy.settings_type)
+        strategy = type(
+            strategy.__name__,
+            (strategy,),
+            {"record": strategy.record.derived(settings_type=settings)},
+        )
+    elif strategy.record.settings_type.table:
+        _require_own_table(name, strategy.record.settings_type)
     method = Method(_place_of(strategy), _place_of(client))
     # Classes defined in a notebook cannot be imported by name.
     vars(method).update(strategy=strategy, client=client)
@@ -318,7 +322,7 @@ def _require_own_table(name: str, settings: type[Settings]) -> None:
         raise CustomObjectError(
             f"{name}: {settings.__name__} needs a table, such as table = {name!r}"
         )
-    types = (method.strategy.settings_type for method in METHODS.values())
+    types = (method.record.settings_type for method in METHODS.values())
     owners = [kind for kind in types if kind.table == settings.table]
     if owners and not issubclass(settings, tuple(owners)):
         raise CustomObjectError(

@@ -27,6 +27,7 @@ from fedkd_flwr.data.clients import hash_of_public_pool, public_pool
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.public import require_pool
 from fedkd_flwr.runs import require_writable
+from strategies.core.method_record import Need
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
     except (PolicyError, NodeConfigError) as error:
         return [*findings, Finding("policy", False, str(error))]
     findings.append(_found("privacy", lambda: _check_privacy(client)))
-    needs_public_data = client.run.method.strategy.needs_public_data
+    needs_public_data = Need.PUBLIC_DATA in client.run.method.record.needs
     findings.append(_found("device", lambda: _check_device(client)))
     findings.append(_found("data", lambda: _check_data(client)))
     if needs_public_data:
@@ -107,7 +108,7 @@ def _check_privacy(client: PersonalClient) -> str:
     Raises `ValueError` if one more training or release of the run would exceed the budget.
     """
     policy, ledger = client.policy, client.node.ledger
-    if client.run.method.family == "nothing":
+    if client.run.method.record.family == "nothing":
         return "the method exchanges nothing"
     if not has_noise(client.run, client.settings):
         return "Warning: what the method sends leaves without noise, as the node config allows"
@@ -174,7 +175,7 @@ def _check_model(client: PersonalClient) -> str:
     """Try the model; it is then discarded."""
     name, run = client.model_name, client.run
     shared = run.models.models[0]
-    if run.method.strategy.needs_one_model and name != shared:
+    if Need.ONE_ARCHITECTURE in run.method.record.needs and name != shared:
         raise ValueError(
             f"the node's model is {name}, and {run.strategy} needs the run's, {shared}"
         )

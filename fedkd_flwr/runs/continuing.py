@@ -35,7 +35,7 @@ from fedkd_flwr.runs.provenance import other_major_versions
 from fedkd_flwr.runs.reading import Row, Run, damaged
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
 from fedkd_flwr.runs.writing import as_lines, write_json
-from strategies.core.new_clients import NEW_CLIENTS
+from strategies.core.rounds import NEW_CLIENTS
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
@@ -299,7 +299,7 @@ def newcomers(run: Run, wanted: "Configuration") -> list[int]:
     added, since they then take part in these.
     """
     planned = wanted.run.plan.num_server_rounds
-    keeps_models = wanted.run.method.strategy.keeps_global_models
+    keeps_models = wanted.run.method.record.keeps_global_models
     if not run.summary or not keeps_models or planned != run.config["num-server-rounds"]:
         return []
     received = {row["partition_id"] for row in received_by(run) if row.get("failure") is None}

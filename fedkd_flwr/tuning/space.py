@@ -79,7 +79,7 @@ def search_space(method: Method) -> dict[str, Dimension]:
     Raises `ConfigError` if the step size declares none: without it methods would not be tuned
     alike.
     """
-    space = {**_declared(TrainingSettings), **_declared(method.strategy.settings_type)}
+    space = {**_declared(TrainingSettings), **_declared(method.record.settings_type)}
     if STEP_SIZE not in space:
         raise ConfigError(
             f"The search space has no {STEP_SIZE}. Declare it with Annotated[float, "

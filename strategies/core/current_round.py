@@ -1,20 +1,31 @@
-"""The round that is running: its messages, what clients reported so far, and its seconds."""
+"""The round that is running: what methods see of it, its messages, reports and seconds."""
 
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Message
+import numpy as np
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import Evaluation
 from strategies.core.exchange import Exchange, InTurn
-from strategies.core.metrics import add_times, columns_of_training
-from strategies.core.replies import Arrays, Metric
-from strategies.core.rounds import mean_metrics
+from strategies.core.membership import Membership
+from strategies.core.metrics import OF_TRAINING, add_times, add_to_metrics, columns_of_training
+from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply
+from strategies.core.rounds import Observer, mean_metrics
 
 
 @dataclass
@@ -38,7 +49,7 @@ class CurrentRound:
     started_at : float
         When a phase began that ends in another call of Flower.
     shared : dict
-        Payloads that several clients receive, see `once`.
+        Payloads that several clients receive, see `Round.once`.
     """
 
     exchange: Exchange
@@ -127,11 +138,94 @@ class CurrentRound:
             for n in sorted({*evaluations, *failures, *traffic})
         ]
 
+
+class Round:
+    """The round that is running, as a method sees it."""
+
+    def __init__(self, members: Membership, current: CurrentRound, observer: Observer) -> None:
+        self._members = members
+        self._current = current
+        self._observer = observer
+
+    @property
+    def clients(self) -> dict[int, ClientInfo]:
+        """All clients that have joined, by partition-id."""
+        return self._members.clients
+
+    @property
+    def new(self) -> frozenset[int]:
+        """The clients that join only after the training."""
+        return self._members.new
+
+    @property
+    def trained(self) -> list[int]:
+        """All clients whose sizes are known, except the new clients, in ascending order."""
+        return self._members.trained
+
+    @property
+    def reachable(self) -> list[int]:
+        """The connected clients, except the new ones, in ascending order."""
+        return [n for n in self._members.reachable(self._current.grid) if n not in self.new]
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """Why clients were dropped from the round, by partition-id."""
+        return self._current.exchange.failures
+
+    def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
+        """Return D_n of some clients as reported when they joined, at most `weight_cap`; (R,)."""
+        return self._members.sizes(partition_ids)
+
     def once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
         """Return a payload for several clients, made on first use in this round.
 
         Each receives the same arrays, so that traffic counts them once.
         """
-        if key not in self.shared:
-            self.shared[key] = make()
-        return self.shared[key]
+        shared = self._current.shared
+        if key not in shared:
+            shared[key] = make()
+        return shared[key]
+
+    def ask(
+        self,
+        phase: str,
+        payloads: Mapping[int, Arrays],
+        due: Callable[[int], Mapping[str, ExpectedArray]],
+        check: Callable[[Reply], None] = lambda reply: None,
+        metrics: Sequence[Metric] = (),
+    ) -> dict[int, Reply]:
+        """Send a further train message within the round and return the valid replies.
+
+        Parameters
+        ----------
+        phase : str
+            What the client has to do, sent as ``config["phase"]``.
+        payloads : mapping of int to mapping
+            Arrays for each addressed client, by partition-id.
+        due : callable
+            Returns the specification of every array of one client's reply.
+        check : callable, optional
+            Refuses a reply as `check_reply` of a method does.
+        metrics : sequence of Metric
+            The allowed metrics of a reply.
+
+        Returns
+        -------
+        dict of int to Reply
+            Valid replies by ascending partition-id; other clients are dropped with a warning.
+        """
+        current = self._current
+        with current.timed("train"):
+            messages = current.exchange.messages(MessageType.TRAIN, phase, payloads)
+            replies = current.send(messages, self._members.plan.round_timeout)
+        valid = current.exchange.valid_replies(replies, due, (*OF_TRAINING, *metrics), check)
+        add_to_metrics(current.metrics, self.clients, valid, current.grid)
+        return valid
+
+    def save(self, arrays: Arrays) -> None:
+        """Save a part of the state at once, which must survive an interrupted round."""
+        self._observer.about_to_ask(arrays)
+
+    def global_model(self, server_round: int) -> Arrays:
+        """Return the saved global model of an earlier round; empty where none is saved."""
+        return self._observer.global_model(server_round)

@@ -73,7 +73,7 @@ class Membership:
         self.needs_public_data = needs_public_data
         self.clients: dict[int, ClientInfo] = {}
         self.pending = PendingNodes()
-        self._new_client_ids = frozenset(plan.new_client_ids)
+        self.new = frozenset(plan.new_client_ids)
         self._public_hash = plan.public_hash
         self._classes_hash = ""
         self._sizes_before: dict[int, int] = {}
@@ -123,11 +123,7 @@ class Membership:
 
         Nodes of a simulation join in any order, and sums over clients depend on theirs.
         """
-        return sorted(n for n in self.known_sizes if not self.is_new(n))
-
-    def is_new(self, partition_id: int) -> bool:
-        """Return whether a client joins only after the training."""
-        return partition_id in self._new_client_ids
+        return sorted(n for n in self.known_sizes if n not in self.new)
 
     def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
         """Return D_n of some clients as reported when they joined, shape (R,).

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from strategies.core.flower import log
 from strategies.core.replies import Arrays, Metric
 
+NEW_CLIENTS = "new_clients"
+"""The table of the new clients, one row each."""
+
 
 @dataclass
 class RoundRecord:

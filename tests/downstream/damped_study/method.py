@@ -27,7 +27,7 @@ class DampedSettings(Settings):
 class Damped(ParameterStrategy):
     """Moves the global model towards the mean of the clients' models."""
 
-    settings_type = DampedSettings
+    record = ParameterStrategy.record.derived(settings_type=DampedSettings)
     settings: DampedSettings
 
     def aggregate_models(self, server_round, models) -> ParameterState:

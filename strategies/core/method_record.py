@@ -1,0 +1,210 @@
+"""The record of a method: where it comes from, what it exchanges, and what it needs.
+
+Lists, pages and tests are made from records, so that no other code depends on a method's name.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from strategies.core.evaluations import EvaluationPoint
+from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
+from strategies.core.plan import Settings
+from strategies.core.replies import Metric
+
+FAMILIES = ("soft predictions", "parameters", "class means", "nothing")
+"""Kinds of information that methods exchange."""
+
+
+class Need(StrEnum):
+    """What a run has to have; a run without it is refused."""
+
+    ONE_ARCHITECTURE = "one architecture"
+    """The same model for all clients."""
+
+    PUBLIC_DATA = "public data"
+    """Public samples on which clients predict."""
+
+    PUBLIC_DATA_ON_SERVER = "public data on the server"
+    """Public samples on which the server predicts."""
+
+    VALIDATION_DATA = "validation data"
+    """A validation split of each client."""
+
+    PLAIN_DESCENT = "plain gradient descent"
+    """``optimizer = "sgd"``, for which the method is derived."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The paper of a method.
+
+    Attributes
+    ----------
+    authors : str
+        All authors, separated by commas.
+    title : str
+        Its title.
+    venue : str
+        Where it appeared; empty for a preprint.
+    year : int
+        When it appeared; 0 if its text does not say.
+    arxiv : str
+        Its arXiv id; empty for none.
+    part : str
+        The part that has the method, if it is not the paper's main one.
+    """
+
+    authors: str
+    title: str
+    venue: str = ""
+    year: int = 0
+    arxiv: str = ""
+    part: str = ""
+
+    @property
+    def short(self) -> str:
+        """Surnames of the authors, year and part, as in a text."""
+        names = [author.split()[-1] for author in self.authors.split(", ")]
+        who = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
+        when = f"{who} {self.year}" if self.year else who
+        return f"{when}, {self.part}" if self.part else when
+
+    @property
+    def citation(self) -> str:
+        """Short names, title, venue and arXiv id in Markdown."""
+        arxiv = f"arXiv:{self.arxiv}" if self.arxiv else ""
+        return ", ".join(filter(None, (f"{self.short}: *{self.title}*", self.venue, arxiv)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRecord:
+    """What a method declares about itself.
+
+    Attributes
+    ----------
+    paper : Paper or None
+        Where it comes from; None for a baseline or a method of one's own.
+    exchanged : str
+        What clients and server exchange, in a few words, or ``nothing``. A node's operator allows
+        kinds of information. What is not said counts as parameters.
+    needs : tuple of Need
+        What a run has to have.
+    settings_type : type
+        Type of its settings.
+    dp_sgd : bool
+        Whether DP-SGD covers all that leaves its clients besides the results of evaluations. That
+        is so if clients see their training samples in local training by the plain loop alone.
+    takes_estimators : bool
+        Whether its clients may have models that are no networks, with ``fit`` and
+        ``predict_proba``. That is so if its client trains by `train_locally`, `distill` and
+        `co_distill` alone.
+    averages_parameters : bool
+        Whether the server averages or mixes the clients' parameters, so that `mixing` applies.
+    trains_new_clients : bool
+        Whether new clients train before they are evaluated. False for methods whose clients keep
+        no model and are evaluated with the one they receive.
+    keeps_global_models : bool
+        Whether the run directory has the global model of each round. A finished run then receives
+        newcomers without further rounds.
+    evaluates_trained_model : bool
+        Whether a client is evaluated with the model that it has just trained. In this case train
+        replies carry the counts, and a client that is not sampled keeps its last counts.
+    second_evaluation : str
+        When the model of a client is counted a second time in a round. ``trained`` is after local
+        training, for methods that evaluate the model that the server sends afterwards.
+        ``received`` is before it, for methods that evaluate the trained model. Empty where clients
+        are not sent a model that replaces theirs.
+    train_metrics : tuple of Metric
+        Metrics of a train reply.
+    evaluation_metrics : tuple of Metric
+        Metrics of an evaluation besides its counts.
+    """
+
+    paper: Paper | None = None
+    exchanged: str = ""
+    needs: tuple[Need, ...] = ()
+    settings_type: type[Settings] = Settings
+    dp_sgd: bool = False
+    takes_estimators: bool = False
+    averages_parameters: bool = False
+    trains_new_clients: bool = True
+    keeps_global_models: bool = False
+    evaluates_trained_model: bool = True
+    second_evaluation: EvaluationPoint = ""
+    train_metrics: tuple[Metric, ...] = (TRAIN_LOSS, MOVED_PRIVATE)
+    evaluation_metrics: tuple[Metric, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a need that no run is checked for."""
+        unknown = [need for need in self.needs if need not in list(Need)]
+        if unknown:
+            raise ValueError(f"needs: {unknown[0]!r} is not one of {', '.join(Need)}")
+
+    def derived(self, **changes: Any) -> Self:
+        """Return the record of a derived method.
+
+        It has the facts of this one except those given. `dp_sgd` and `takes_estimators` are
+        promises about a client, and each method makes them anew.
+        """
+        return replace(self, **{"dp_sgd": False, "takes_estimators": False, **changes})
+
+    @property
+    def family(self) -> str:
+        """The member of `FAMILIES`; heads and other parts of models count as parameters."""
+        if self.exchanged in FAMILIES:
+            return self.exchanged
+        return "class means" if self.exchanged.startswith("class-mean") else "parameters"
+
+    @property
+    def uses_public_data(self) -> bool:
+        """Whether clients or the server predict on public data."""
+        return Need.PUBLIC_DATA in self.needs or Need.PUBLIC_DATA_ON_SERVER in self.needs
+
+
+NEEDS_BEFORE = {
+    "needs_one_model": Need.ONE_ARCHITECTURE,
+    "needs_public_data": Need.PUBLIC_DATA,
+    "distills_on_server": Need.PUBLIC_DATA_ON_SERVER,
+    "needs_validation_data": Need.VALIDATION_DATA,
+    "needs_plain_descent": Need.PLAIN_DESCENT,
+}
+"""The needs by the attributes that classes had for them in earlier versions."""
+
+HOOKS_BEFORE = {
+    "matrices": "write `results`, which returns Results(matrices=…)",
+    "tables": "write `results`, which returns Results(tables=…)",
+    "round_metrics": "write `results`, which returns Results(columns=…)",
+    "new_client_payload": "write `train_payload`; n in self.round.new tells new clients",
+    "new_client_rounds": "write trains_new_clients=False in the record if they do not train",
+    "state_for_new_clients": "new clients are served from a copy of the state",
+}
+"""What to write for hooks of earlier versions."""
+
+
+def refuse_old_names(strategy: str, base: str, names: Iterable[str]) -> None:
+    """Refuse a strategy class with facts outside of its record, or with hooks that are not called.
+
+    Parameters
+    ----------
+    strategy, base : str
+        The names of the class and of the class that it derives from.
+    names : iterable of str
+        The attributes of the class.
+
+    Raises
+    ------
+    TypeError
+        With one sentence that says what to write.
+    """
+    facts = {field.name: f"{field.name}=…" for field in fields(MethodRecord)}
+    facts |= {name: f"needs=({str(need)!r},)" for name, need in NEEDS_BEFORE.items()}
+    for name in names:
+        if name in facts:
+            raise TypeError(
+                f"{strategy}.{name} belongs in the record of the method: write "
+                f"record = {base}.record.derived({facts[name]})"
+            )
+        if name in HOOKS_BEFORE:
+            raise TypeError(f"{strategy}.{name} is no hook any more: {HOOKS_BEFORE[name]}")
