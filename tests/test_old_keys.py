@@ -134,7 +134,7 @@ class MineSettings(DistillationSettings):
 
 
 class Mine(FedMD):
-    settings_type = MineSettings
+    record = FedMD.record.derived(settings_type=MineSettings)
 
 
 def test_a_table_of_a_custom_method_loses_what_it_inherited(old, settings, tmp_path, monkeypatch):
