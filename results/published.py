@@ -22,6 +22,8 @@ from fedkd_flwr.config.old_keys import current_config
 from fedkd_flwr.runs import Run
 
 PUBLISHED = Path(__file__).parent / "runs"
+"""Lines of version 0.1.0 also hold `also_measured`: PersFL's users and pairs, traffic by round."""
+
 GUARDS = ("safeguarded", "private")
 DESCRIPTION = (
     "project", "versions", "processor", "vector_extensions", "device", "torch_threads", "started",
