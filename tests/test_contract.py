@@ -31,7 +31,11 @@ QUICK = {
 }
 """Settings of methods whose defaults take long, or draw secret noise."""
 
-EXAMPLES = ("examples.own_method:nearest", "examples.own_fedrep:fedrep")
+EXAMPLES = (
+    "examples.own_method:nearest",
+    "examples.own_fedrep:fedrep",
+    "examples.own_fedpac:fedpac",
+)
 
 
 @pytest.mark.parametrize("method", [*METHODS, *EXAMPLES])
