@@ -244,7 +244,7 @@ class UncountedClient(PersonalClient):
 @pytest.mark.parametrize(
     ("strategy", "client", "sentence"),
     [
-        (Local, RandomClient, "in a second run, the table of rounds has another accuracy"),
+        (Local, RandomClient, "in a second run, the table of rounds has another"),
         (Forgetful, FedProxClient, "after a stop in round 2, the table of rounds has another"),
         (Local, SociableClient, "with cohort = on, clients have another"),
         (Local, TalkativeClient, r"reports \['age'\], which was not requested"),

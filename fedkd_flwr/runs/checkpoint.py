@@ -80,7 +80,7 @@ def write_checkpoint(
     """
     file = server_file(run_directory)
     file.parent.mkdir(exist_ok=True)
-    arrays = {f"state/{name}": np.ascontiguousarray(v) for name, v in record.state.items()}
+    arrays = {f"state/{name}": np.asarray(v) for name, v in record.state.items()}
     # A safetensors file needs at least one array, and `local` has none.
     arrays["completed_rounds"] = np.array([record.server_round])
     arrays["seconds"] = np.array([seconds])
@@ -101,7 +101,7 @@ def write_notes(run_directory: Path, state: Mapping[str, NDArray[Any]]) -> None:
     """
     for file in notes_files(run_directory):
         file.parent.mkdir(exist_ok=True)
-        write_arrays(file, {name: np.ascontiguousarray(array) for name, array in state.items()})
+        write_arrays(file, dict(state))
 
 
 def read_checkpoint(run_directory: Path) -> Checkpoint:
