@@ -96,16 +96,20 @@ def test_a_message_goes_on_from_the_one_before_it(noise, small, tmp_path, monkey
         wait_for(arrived)
     slow, next_one = node.context(start.state), node.context(start.state)
     note, has_trained = stateful.StatefulClient._note, threading.Event()
+    # Without it, the thread may take its own arrival for that of round 3.
+    is_counted = threading.Event()
 
     def note_late(client, server_round):
         if server_round == 2:
             has_trained.set()
+            assert is_counted.wait(timeout=60)
             wait_for(arrived)  # the message of round 3
         note(client, server_round)
 
     monkeypatch.setattr(stateful.StatefulClient, "_note", note_late)
     second = in_thread(node.serve, 2, slow)
     wait_for(arrived)
+    is_counted.set()
     assert has_trained.wait(timeout=60)
     reply = node.serve(3, next_one)
     second.join()
