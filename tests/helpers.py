@@ -1,6 +1,8 @@
 """Helpers of the tests: runs with a modified app, clients, spies, data files."""
 
+import contextlib
 import io
+import resource
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +46,17 @@ def client_of(flat, partition_id=0, context=None, **changes):
             1, 1, {"partition-id": partition_id, **TRUSTED_NODE}, RecordDict(), run_config
         )
     return build_client(context)
+
+
+@contextlib.contextmanager
+def file_size_limit(size):
+    """Let the kernel refuse to write a file beyond a size, as it does on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def first_job(train, *arguments):

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import tempfile
@@ -16,6 +15,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from conftest import SMALL
+from helpers import file_size_limit
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import fedkd_flwr
@@ -440,17 +440,6 @@ def test_a_full_disk_holds_the_lock_without_a_name(settings, tmp_path):
         RunDirectory.create(tmp_path / "run", configuration)
     lock_file.close()
     RunDirectory.create(tmp_path / "run", configuration).close()
-
-
-@contextlib.contextmanager
-def file_size_limit(size):
-    """Let the kernel refuse to write a file beyond a size, as it does on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def full_in_line(monkeypatch, name):

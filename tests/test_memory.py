@@ -3,13 +3,12 @@
 import contextlib
 import errno
 import os
-import resource
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
-from helpers import client_of
+from helpers import client_of, file_size_limit
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
@@ -285,17 +284,6 @@ def test_a_run_moves_from_one_engine_to_another_and_back(small, tmp_path):
 
 
 # ---- On a node ------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def file_size_limit(size):
-    """Let the kernel refuse to write a file beyond a size, as it does on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def run_as_nodes(settings, path):
