@@ -20,7 +20,13 @@ from fedkd_flwr.clients.own_split import node_split
 from fedkd_flwr.clients.policy import NodeConfigError, PolicyError, read_policy
 from fedkd_flwr.clients.reply import TrainReply
 from fedkd_flwr.clients.request import Request
-from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
+from fedkd_flwr.clients.tracebacks import (
+    ClientCodeError,
+    Tracebacks,
+    code_failure,
+    failure_to_send,
+    traceback_of_own_code,
+)
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.memory import InProcessContext
 from fedkd_flwr.models.estimators import names_estimator
@@ -54,7 +60,8 @@ def explain_failures(
     """Handle a message; log the traceback of an exception, and raise what may leave the node.
 
     Where the node trusts the server, that is the exception itself. Its traceback is then logged
-    in Ray's processes, while the in-process grid logs those of its clients.
+    in Ray's processes, and the server is told where the user's code failed. The in-process grid
+    does both itself.
     """
     try:
         return serve(message, context)
@@ -62,8 +69,13 @@ def explain_failures(
         sent = _as_sent(error, context)
         if sent is not error:
             raise sent from None
-        if "ray" in sys.modules:
-            TRACEBACKS.log_once(error, context.node_config.get("partition-id"))
+        if "ray" not in sys.modules or isinstance(context, InProcessContext):
+            raise
+        partition_id = context.node_config.get("partition-id")
+        TRACEBACKS.log_once(error, partition_id)
+        stops = context.run_config.get("on-client-error", "stop") == "stop"
+        if stops and traceback_of_own_code(error):
+            raise ClientCodeError(code_failure(error, partition_id)) from error
         raise
 
 

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.estimators import require_estimator
+from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.clients import check_data
@@ -76,7 +77,9 @@ def main(grid: Grid, context: Context) -> None:
         if Need.PUBLIC_DATA_ON_SERVER in configuration.run.method.record.needs:
             check_server_data(configuration)
         serve(FastPollingGrid(grid), configuration)
-    except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
+    except (
+        ClientCodeError, ConfigError, DataError, RunDirectoryError, TooFewRepliesError
+    ) as error:  # fmt: skip
         # The message for the user comes before Flower's traceback.
         log(ERROR, "The run stopped: %s", error)
         raise

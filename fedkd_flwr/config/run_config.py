@@ -120,6 +120,9 @@ class RunConfig(SettingsGroup):
     cohort : str
         Whether clients with the same architecture are trained together in one process: ``auto``
         if that is faster, ``on`` wherever possible, or ``off``.
+    on_client_error : str
+        What an exception in your own code does in a client: stop ends the run at that line, drop
+        counts it as a failed reply. In a deployment replies that fail are always dropped.
     state_dir : str
         Folder in which clients keep their memory besides Flower's context; empty for none. Nodes
         of a deployment have their own.
@@ -145,6 +148,7 @@ class RunConfig(SettingsGroup):
     torch_threads: Annotated[int, NO_EFFECT_ON_RESULTS] = Field(default=0, ge=0, le=MOST_THREADS)
     output_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     cohort: Annotated[Literal["auto", "on", "off"], NO_EFFECT_ON_RESULTS] = "auto"
+    on_client_error: Annotated[Literal["stop", "drop"], NO_EFFECT_ON_RESULTS] = "stop"
     state_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     models_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     keep_best: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
