@@ -30,6 +30,7 @@ from fedkd_flwr.runs import (
     absolute,
     changed_settings,
     default_run_directory,
+    failures_in_words,
     load_run,
     require_memories,
     require_new,
@@ -240,6 +241,8 @@ def serve(
             raise
         finished = directory.finish()
         log(INFO, "Finished. Run directory: %s", directory.path)
+        if failures := failures_in_words([finished]):
+            log(INFO, "Failures: %s", failures)
     return finished
 
 

@@ -182,7 +182,8 @@ def gains(comparison: Comparison, label: str, server_round: int | None = None) -
 def effects(name: str) -> dict[str, Effect]:
     """Return the gains of a set's methods, by label, with Holm's correction over the set."""
     comparison = compared(name)
-    return effects_of({label: gains(comparison, label) for label in comparison.effects})
+    found = {label: gains(comparison, label) for label in comparison.groups}
+    return effects_of({label: own for label, own in found.items() if own})
 
 
 def by_seed(runs: Sequence[Run]) -> dict[int, float]:

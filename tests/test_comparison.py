@@ -708,6 +708,84 @@ def write(folder, **methods):
     return folder
 
 
+def describe(path, **description):
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **description}))
+
+
+def fail(path, partition_id, rounds):
+    """Let a client give no valid reply in some rounds of a run; it was asked in both."""
+    rows = list(map(json.loads, (path / "clients.jsonl").read_text().splitlines()))
+    for row in rows:
+        row["numbers_down"] = 10
+        if row["partition_id"] == partition_id and row["round"] in rounds:
+            row["failure"] = "it failed: KeyError: 'first'"
+    write_lines(path / "clients.jsonl", rows)
+
+
+def gaining(folder, **config):
+    """Write three seeds of `local` and of a method that is clearly better; return its paths."""
+    write(folder, local={seed: [0.5, 0.5] for seed in range(3)})
+    return [
+        write_run(folder, "fedavg", seed, [0.6 + seed / 100, 0.7], **config) for seed in range(3)
+    ]
+
+
+def test_runs_with_other_rounds_or_data_have_no_gain_and_no_verdict(tmp_path):
+    """A split that only one of them records is unknown, and others are the same."""
+    gaining(tmp_path / "alike")
+    assert compare(tmp_path / "alike").table.loc["fedavg", "verdict"] == "better"
+    paths = gaining(tmp_path / "other", **{"num-server-rounds": 40})
+    for path in sorted(tmp_path.glob("other/*")):
+        describe(path, data={"split": "a"} if path != paths[1] else {"split": "b"})
+    describe(paths[2], data={"split": "a", "dataset": "c"})
+    compared = compare(tmp_path / "other")
+    assert "gain" not in compared.table or np.isnan(compared.table.loc["fedavg", "gain"])
+    assert compared.effects == compared.pairs == {}
+    assert compared.verdicts == [
+        "fedavg has no verdict against local: num-server-rounds is 40 in fedavg and 2 in local; "
+        "run both with the same number; the split of seed 1 differs between fedavg and local, by "
+        "the digests in config.json; run both on the same data."
+    ]
+    assert not [note for note in compared.notes if "compared with local on" in note]
+    assert compared.verdicts[0] in compared.limits
+
+
+def test_a_setting_of_the_reference_with_as_many_rounds_is_taken(tmp_path):
+    gaining(tmp_path, **{"num-server-rounds": 40, "learning-rate": 0.2})
+    for seed in range(3):
+        write_run(tmp_path, "local", seed, [0.55, 0.55], **{"num-server-rounds": 40})
+    assert compare(tmp_path).table.loc["fedavg", "gain"] == pytest.approx(0.655 - 0.55)
+
+
+def test_a_client_that_never_gave_a_valid_reply_leaves_no_verdict(tmp_path):
+    paths = gaining(tmp_path)
+    for seed in (0, 2):
+        fail(paths[seed], 0, rounds=(1, 2))
+    fail(paths[1], 1, rounds=(2,))
+    compared, silent = (
+        compare(tmp_path),
+        "client 0 gave no valid reply in 2 of 2 rounds of seeds 0, 2",
+    )
+    assert compared.verdicts == [
+        f"fedavg has no verdict against local: in fedavg {silent}; correct that and run it again."
+    ]
+    once = "client 1 gave no valid reply in 1 of 2 rounds of seed 1"
+    assert f"In fedavg {silent}, {once}." in compared.notes
+    against = compare(tmp_path, against="fedavg").verdicts
+    assert against == [
+        f"local has no verdict against fedavg: in fedavg {silent}; correct that and run it again."
+    ]
+
+
+def test_a_client_that_failed_in_some_rounds_is_noted(tmp_path):
+    paths = gaining(tmp_path)
+    fail(paths[1], 1, rounds=(2,))
+    compared = compare(tmp_path)
+    assert compared.table.loc["fedavg", "verdict"] == "better"
+    assert "In fedavg client 1 gave no valid reply in 1 of 2 rounds of seed 1." in compared.limits
+
+
 def test_without_a_common_seed_the_note_says_which_to_run(tmp_path):
     write(tmp_path, local={0: [0.5, 0.6]}, kt_pfl={1: [0.6, 0.7], 2: [0.6, 0.8]})
     assert sentence(tmp_path, "There is no run of local") == (

@@ -10,6 +10,7 @@ from flwr.app import Error, Message, RecordDict
 from helpers import breaking, run_with
 
 import fedkd_flwr
+from fedkd_flwr.cli.running import print_result
 from fedkd_flwr.client_app import TRACEBACKS, explain_failures
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.clients.tracebacks import (
@@ -140,10 +141,14 @@ def test_own_code_that_fails_stops_the_run(cohort, who, failing, tmp_path, logge
     assert fedkd_flwr.resume(path).rounds["failures"].tolist() == [0, 0]
 
 
-def test_own_code_that_fails_can_be_a_failed_reply(failing, tmp_path, logged):
-    run = fedkd_flwr.run(failing, output_dir=tmp_path / "run", on_client_error="drop")
-    assert run.rounds["failures"].tolist() == [0, 2]
+def test_own_code_that_fails_can_be_a_failed_reply(failing, tmp_path, logged, capsys):
+    settings = {**failing, "on-client-error": "drop", "num-server-rounds": 3}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    assert run.rounds["failures"].tolist() == [0, 2, 0]
     assert any("in train" in line for line in logged())
+    told = [f"client {n} gave no valid reply in 1 of 3 rounds" for n in (1, 2)]
+    print_result(run)
+    assert capsys.readouterr().out.splitlines()[-1] == f"Failures: {', '.join(told)}"
 
 
 def called_in(file, module, call):

@@ -21,7 +21,7 @@ from fedkd_flwr.analysis.effects import (
     with_effects,
     with_harm,
 )
-from fedkd_flwr.analysis.groups import grouped
+from fedkd_flwr.analysis.groups import Groups, grouped
 from fedkd_flwr.analysis.harm import with_safeguards
 from fedkd_flwr.analysis.notes import (
     notes_on_evaluations,
@@ -44,7 +44,14 @@ from fedkd_flwr.analysis.significance import Effect
 from fedkd_flwr.analysis.targets import check_target, notes_on_target
 from fedkd_flwr.analysis.verdicts import basis_of, verdicts, verdicts_on_new_clients
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.runs import DamagedRunError, Run, RunDirectoryError, absolute, load_run
+from fedkd_flwr.runs import (
+    DamagedRunError,
+    Run,
+    RunDirectoryError,
+    absolute,
+    failures_in_words,
+    load_run,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,8 +71,8 @@ class Comparison:
     table : DataFrame
         One row a label, as `fedkd_flwr.analysis.results.means_over_seeds` returns it.
     verdicts : list of str
-        Of each method, whether it is better or worse than the reference or not shown to differ,
-        and the same for new clients.
+        Of each method, whether it is better or worse than the reference or not shown to differ, or
+        why it has no verdict; and the same for new clients.
     notes : list of str
         What a reader of the table has to know: how verdicts are reached, runs left out, seeds
         without the reference, ….
@@ -75,7 +82,8 @@ class Comparison:
         Mean gain over the reference by label, with interval, p value and outcome.
     limits : list of str
         Those of the notes that limit what the table says: runs that are damaged, unfinished or
-        repeated and not in it, runs on other data, and clients without an evaluation.
+        repeated and not in it, runs on other data, clients that failed, and clients without an
+        evaluation.
     """
 
     groups: dict[str, list[Run]]
@@ -96,7 +104,9 @@ class Comparison:
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Effect]:
         """The effect of each method over each other one; see `effects_of_pairs`."""
-        return effects_of_pairs(self.clients, list(self.groups))
+        return effects_of_pairs(
+            self.clients, list(self.groups), lambda *pair: not self.references.obstacles(*pair)
+        )
 
     def rendered(self) -> pd.DataFrame:
         """Return the table as text, under the headings that a reader sees."""
@@ -194,6 +204,7 @@ def compare(
         table=table,
         verdicts=[
             *verdicts(effects, clients, against),
+            *references.refusals.values(),
             *verdicts_on_new_clients(groups, table.index, references),
         ],
         notes=[
@@ -204,6 +215,7 @@ def compare(
             *notes_on_content(finished),
             *unfinished,
             *repeated,
+            *_notes_on_failures(groups),
             *notes_on_groups(groups, clients, references),
             *notes_on_provenance(finished),
             *ranked,
@@ -216,10 +228,17 @@ def compare(
             *damaged,
             *unfinished,
             *repeated,
+            *_notes_on_failures(groups),
+            *references.refusals.values(),
             *notes_on_content(finished),
             *notes_on_evaluations(groups),
         ],
     )
+
+
+def _notes_on_failures(groups: Groups) -> list[str]:
+    told = {label: failures_in_words(runs) for label, runs in groups.items()}
+    return [f"In {label} {failures}." for label, failures in told.items() if failures]
 
 
 def _notes_on_unfinished(runs: Iterable[Run]) -> list[str]:

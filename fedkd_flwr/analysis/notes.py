@@ -114,6 +114,8 @@ def _notes_on_reference(groups: Groups, clients: pd.DataFrame, references: Refer
         for setting, found in without.items()
     ]
     for label, run in others:
+        if label in references.refusals:
+            continue
         own = clients[(clients["method"] == label) & (clients["seed"] == run.config["seed"])]
         matched = int(own["gain"].notna().sum())
         evaluated, trained = len(own), plan_of(run.config).num_training

@@ -81,7 +81,7 @@ def client_results(
     frames = []
     for label, run in each_run(groups):
         seed = run.config["seed"]
-        reference = references.of(label, seed)
+        reference = references.matched(label, seed)
         accuracies = accuracies_of(run)
         clients = accuracies.index
         nothing = pd.Series(dtype=float)
@@ -149,7 +149,7 @@ def run_results(
                 "nll": last.get("loss_mean"),
                 **_at_second_moments(run),
                 **_means_over_clients(run),
-                **_of_new_clients(run, references.of(label, seed)),
+                **_of_new_clients(run, references.matched(label, seed)),
                 "numbers": summary["numbers_up"] + summary["numbers_down"],
                 "bytes": summary["bytes_up"] + summary["bytes_down"],
                 "gradient_steps": steps_of_a_client(run),

@@ -220,7 +220,9 @@ def print_clients(finished: "Run") -> None:
 
 
 def print_result(finished: "Run") -> None:
-    """Print the result table and the absolute path of the run directory."""
+    """Print the result table, the absolute path of the run directory, and which clients failed."""
+    from fedkd_flwr.runs import failures_in_words
+
     summary = finished.summary or {}
     rows = [
         (
@@ -242,6 +244,8 @@ def print_result(finished: "Run") -> None:
         f"{summary['failures']} failures; {summary['seconds']:.1f} s"
     )
     say(f"Run directory: {finished.path}")
+    if failures := failures_in_words([finished]):
+        say(f"Failures: {failures}")
 
 
 def _evaluated_split(finished: "Run") -> str:
