@@ -312,10 +312,19 @@ def test_seeds_that_are_all_equal_have_no_interval():
 
 
 def test_a_safeguard_that_keeps_all_gains_meets_the_criterion():
-    rows = [guarded("a", seed, n, 0.02, 0.03) for seed in (1, 2) for n in (0, 1)]
+    rows = [guarded("a", seed, n, 0.02, 0.03) for seed in (1, 2) for n in range(100)]
     notes = " ".join(of_clients(pd.DataFrame(rows)).notes)
-    assert "at most 2%, met" in notes
+    # None of 200: 1 - 0.025 ** (1 / 200).
+    assert "upper bound is 1.8% (aim: at most 2%, met)" in notes
     assert "keep 150.0% of the mean gain, over 1 of 1 methods" in notes
+
+
+def test_few_clients_do_not_show_that_none_is_harmed():
+    rows = [guarded("a", seed, n, 0.02, 0.03) for seed in (1, 2, 3) for n in range(4)]
+    notes = " ".join(of_clients(pd.DataFrame(rows)).notes)
+    # None of 12: 1 - 0.025 ** (1 / 12).
+    assert "0.0% of 12 clients" in notes
+    assert "the upper bound is 26.5% (aim: at most 2%, not shown)" in notes
 
 
 def test_a_comparison_shows_both(base, tmp_path):
