@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pandas as pd
 
-from fedkd_flwr.analysis.columns import MISSING
+from fedkd_flwr.analysis.columns import MISSING, percent
 from fedkd_flwr.analysis.settings import defining_settings, varied_settings
 from fedkd_flwr.runs import Run
 from strategies.core.rounds import NEW_CLIENTS
@@ -38,11 +38,15 @@ def grouped(runs: Iterable[Run]) -> tuple[dict[str, list[Run]], list[str]]:
             before = groups[label].get(run.config["seed"])
             if before:
                 notes.append(
-                    f"{before.path.name} is left out: {run.path.name} is a later run with the same "
-                    "settings and seed."
+                    f"{_with_accuracy(before)} is left out: {_with_accuracy(run)} is a later run "
+                    "with the same settings and seed. Remove the one that is not to count."
                 )
             groups[label][run.config["seed"]] = run
     return {label: [runs[seed] for seed in sorted(runs)] for label, runs in groups.items()}, notes
+
+
+def _with_accuracy(run: Run) -> str:
+    return f"{run.path.name} ({percent(client_accuracies(run).mean())})"
 
 
 def by_strategy(runs: Iterable[Run]) -> dict[str, list[Run]]:
