@@ -17,7 +17,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.splits import split_client
-from fedkd_flwr.runs import RunDirectoryError, load_run
+from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run
 from fedkd_flwr.runs.arrays import append_array
 
 COUNTS = {
@@ -514,8 +514,28 @@ def test_of_two_equal_runs_the_later_counts(tmp_path):
     comparison = compare(tmp_path)
     assert comparison.table.loc["local", "accuracy"] == 0.9
     assert comparison.notes == [
-        f"{first.name} is left out: local-0-1 is a later run with the same settings and seed."
+        f"{first.name} (10.0%) is left out: local-0-1 (90.0%) is a later run with the same "
+        "settings and seed. Remove the one that is not to count."
     ]
+
+
+def test_accuracy_and_gain_are_of_the_same_file(two_methods):
+    for path in two_methods.iterdir():
+        summary = json.loads((path / "summary.json").read_text())
+        for name in ("mean", "std", "min"):
+            summary["last_round"][f"accuracy_{name}"] = 0.99
+        (path / "summary.json").write_text(json.dumps(summary))
+    row = compare(two_methods).table.loc["kt-pfl"]
+    assert (row["accuracy"], row["gain"]) == (pytest.approx(0.8), pytest.approx(0.25))
+    assert row["clients_worst"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("accuracy", [1.7, 87.5, -0.1])
+def test_accuracies_that_are_no_parts_of_one_are_refused(accuracy, tmp_path):
+    path = write_run(tmp_path, "local", 0, [0.5, accuracy])
+    refused = rf"clients.jsonl is damaged \(accuracy = {accuracy:g} in round 2; .* 0.875 for 87.5%"
+    with pytest.raises(DamagedRunError, match=refused):
+        compare(path)
 
 
 def test_clients_without_an_evaluation_are_not_compared(tmp_path):

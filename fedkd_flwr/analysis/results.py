@@ -114,7 +114,7 @@ def run_results(
     references: References,
     target: float | None = None,
 ) -> pd.DataFrame:
-    """Return one row per run.
+    """Return one row per run; accuracies at the last evaluation are those of `clients`.
 
     Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
     ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local`` and
@@ -136,15 +136,16 @@ def run_results(
         last, chosen = summary["last_round"] or {}, summary["validation_round"] or {}
         seed = run.config["seed"]
         own = by_run.get((label, seed), clients.iloc[:0])
+        accuracies = own["accuracy"]
         rows.append(
             {
                 "method": label,
                 "seed": seed,
-                "accuracy": last.get("accuracy_mean"),
+                "accuracy": accuracies.mean(),
                 "accuracy_chosen": chosen.get("accuracy_mean"),
-                "clients_std": last.get("accuracy_std"),
-                "clients_worst": last.get("accuracy_min"),
-                **_spread_over_clients(own["accuracy"]),
+                "clients_std": accuracies.std(ddof=0),
+                "clients_worst": accuracies.min(),
+                **_spread_over_clients(accuracies),
                 **_against_reference(own["gain"].dropna()),
                 "nll": last.get("loss_mean"),
                 **_at_second_moments(run),

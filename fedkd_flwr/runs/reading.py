@@ -46,6 +46,9 @@ CLIENT_KEYS = ("round", "partition_id")
 RESULT = (dict, type(None))
 """A round's accuracy, or null where no client was evaluated."""
 
+ACCURACIES = ("accuracy", *(f"accuracy_{name}" for name in ("mean", "min", "max", "weighted")))
+"""Columns that hold parts of 1, each also of the validation data."""
+
 SUMMARY: Types = {
     "strategy": str, "rounds": int, "seconds": float, "last_round": RESULT,
     "validation_round": RESULT, "numbers_up": int, "numbers_down": int, "bytes_up": int,
@@ -190,9 +193,16 @@ class Run:
         DamagedRunError
             With the file, what is wrong with it, and the remedy.
         """
-        _ = self.description, self.round_rows, self.client_rows, self.further_rows
+        _ = self.description
+        tables = {"clients": self.client_rows, "rounds": self.round_rows, **self.further_rows}
+        for name, rows in tables.items():
+            for reason in filter(None, map(_impossible_accuracy, rows)):
+                raise self._damaged_lines(f"{name}.jsonl", reason)
         if self.summary:
             self.require_rounds(self.summary["rounds"])
+            chosen = self.summary["validation_round"]
+            if chosen and (reason := _impossible_accuracy(chosen)):
+                raise damaged(self.path / "summary.json", reason, self._redo)
         if (self.path / "matrices.npz").exists():
             log(WARNING, "%s: matrices.npz is a format of version 0.1 and is not read.", self.path)
 
@@ -332,6 +342,18 @@ def _require_types(file: Path, content: Any, needed: Types, remedy: str) -> None
     for name, kind in needed.items():
         if name not in content or not isinstance(content[name], kind):
             raise damaged(file, f"{name} is missing or has the wrong type", remedy)
+
+
+def _impossible_accuracy(row: Row) -> str:
+    """Return what is wrong with the accuracies of a row; empty if nothing is."""
+    for name in (*ACCURACIES, *(f"validation_{name}" for name in ACCURACIES)):
+        value = row.get(name)
+        if isinstance(value, int | float) and (value < 0 or value > 1):
+            return (
+                f"{name} = {value:g} in round {row['round']:g}; accuracies are parts of 1: write "
+                "0.875 for 87.5%"
+            )
+    return ""
 
 
 def _reason(error: Exception) -> str:
