@@ -252,6 +252,7 @@ def test_a_client_that_fails_returns_its_model(small, tmp_path, monkeypatch):
     monkeypatch.setattr("fedkd_flwr.training.stacked_models.adjacent_parameters", told)
     fedkd_flwr.register("own", METHODS["fedavg"].strategy, Forgetful)
     changes = {"models": "mlp", "strategy": "own", "cohort": "on", "num-server-rounds": 3}
+    changes |= {"on-client-error": "drop"}
     try:
         finished = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     finally:

@@ -520,7 +520,7 @@ def test_a_client_that_fails_in_its_evaluation_forgets_the_round(
 
     monkeypatch.setattr(ServingClient, "_count", count)
     settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 4}
-    settings |= {"cohort": cohort, "min-replies": 1}
+    settings |= {"cohort": cohort, "min-replies": 1, "on-client-error": "drop"}
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
 
     resumed = stopped_and_resumed(settings, tmp_path / "cut", last_round=2)

@@ -192,7 +192,8 @@ def test_what_is_no_probability_is_refused_before_the_run(answer, small, tmp_pat
 @pytest.mark.parametrize("answer", BAD_ANSWERS)
 def test_a_client_whose_estimator_fails_is_left_out(answer, small, tmp_path, caplog):
     settings = {**small, "strategy": "kt-pfl", "models": [Answering(answer, 4), "mlp"]}
-    run = fedkd_flwr.run({**settings, "num-clients": 2}, output_dir=tmp_path / "run")
+    settings |= {"num-clients": 2, "on-client-error": "drop"}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     assert run.rounds["replies"].tolist() == [1, 1]
     assert re.search(f"Dropped from this round: client 0, .*{BAD_ANSWERS[answer]}", caplog.text)
 
