@@ -26,6 +26,7 @@ from fedkd_flwr import engines
 from fedkd_flwr.cli import app
 from fedkd_flwr.cli.tuning import answer
 from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.custom_objects.naming import register
 from fedkd_flwr.data.client_data import ClientData
@@ -511,12 +512,23 @@ def test_numbers_below_one_are_refused(base, tmp_path, name):
         tune(base, [], tmp_path, **{name: 0})
 
 
-def test_a_method_whose_trials_all_fail_is_named(base, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "stops", "sentence"),
+    [
+        (RuntimeError, ConfigError, r"None of the \d trials of local could be completed"),
+        (ClientCodeError, ClientCodeError, "fails"),
+    ],
+)
+def test_a_method_whose_trials_all_fail_is_named(
+    kind, stops, sentence, base, tmp_path, monkeypatch
+):
+    """Own code that fails stops the search at once."""
+
     def fail(*arguments, **settings):
-        raise RuntimeError("diverged")
+        raise kind("fails")
 
     monkeypatch.setattr(engines, "run_configuration", fail)
-    with pytest.raises(ConfigError, match=r"None of the \d trials of local could be completed"):
+    with pytest.raises(stops, match=sentence):
         tune(base, [], tmp_path, budget=1)
 
 
