@@ -14,6 +14,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import deployment, run_deployment, simulation
 from fedkd_flwr.engines.in_process import InProcessGrid
+from fedkd_flwr.runs import load_run
 from fedkd_flwr.server_app import serve
 from strategies.core.rounds import NEW_CLIENTS, Observer
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
@@ -123,6 +124,34 @@ def test_a_deployment_that_crashes_or_is_stopped_is_no_success(lines, error, sma
     with pytest.raises(RuntimeError, match=error):
         print_log(*lines)
     print_log("INFO :      Finished. Run directory: runs/first")
+
+
+FAILING = """
+import fedkd_flwr
+from fedkd_flwr.clients.base import PersonalClient
+from strategies.local import Local
+
+
+class Failing(PersonalClient):
+    def train(self, received, server_round, phase):
+        if (server_round, self.partition_id) == (2, 1):
+            {}["mine"]
+        return super().train(received, server_round, phase)
+
+
+method = fedkd_flwr.register("failing", Local, Failing)
+"""
+
+
+@pytest.mark.slow
+def test_own_code_that_fails_stops_a_simulation(small, tmp_path, monkeypatch):
+    (tmp_path / "failing_method.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {**small, "strategy": "failing_method:method", "models": "mlp"}
+    said = r"Client 1 failed in own code: KeyError: 'mine' \(failing_method.py, line 10, in train\)"
+    with pytest.raises(RuntimeError, match=said):
+        fedkd_flwr.run(settings, engine="simulation", output_dir=tmp_path / "run")
+    assert len(load_run(tmp_path / "run").round_rows) == 1
 
 
 @pytest.mark.parametrize(

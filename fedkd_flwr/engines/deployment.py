@@ -21,7 +21,7 @@ STOPPED = "The run stopped: "
 """Precedes the sentence with which the ServerApp ends a run."""
 
 FINISHED = "Finished. Run directory: "
-"""Begins the last line of the ServerApp, which only a finished run logs."""
+"""Begins the line of the ServerApp that only a finished run logs."""
 
 
 def deployed_to(engine: str) -> str | None:
