@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 from strategies.core.current_round import CurrentRound, Round
 from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
+    EVALUATIONS,
     Evaluation,
     Evaluations,
-    accuracies_of,
+    Row,
     accuracy_statistics,
-    standard_error,
+    rows_of,
+    with_evaluations,
+    with_statistics,
     without_answers,
 )
 from strategies.core.exchange import Exchange
@@ -72,7 +75,7 @@ class PersonalizedStrategy(Method, Strategy):
         self.members = Membership(plan, Need.PUBLIC_DATA in self.record.needs)
         self.completed_rounds = 0
         self._rounds_before = 0
-        self.evaluations = Evaluations(plan, self.members.clients, self.record.second_evaluation)
+        self.evaluations = Evaluations(plan, self.members.clients, self.record.evaluates)
         self.state = None
         self._enter(CurrentRound(Exchange(self.members.clients, 0, plan)))
 
@@ -134,8 +137,10 @@ class PersonalizedStrategy(Method, Strategy):
         # Without training, new clients are evaluated in the round of the other clients.
         host._enter(CurrentRound(exchange.further(rounds or server_round), grid))
         evaluations = host._evaluations_of(present, rounds or server_round) if present else {}
+        rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, evaluations)
+        rows = with_evaluations(rows, rows_of(server_round, evaluations))
         columns: dict[str, Any] = {
-            **accuracy_statistics(evaluations.values()),
+            **accuracy_statistics(rows),
             **exchange.traffic.totals(),
             GRADIENT_STEPS.column: gradient_steps(metrics.values()),
             "clients": len(evaluations),
@@ -147,7 +152,6 @@ class PersonalizedStrategy(Method, Strategy):
             mean, worst = 100 * columns["accuracy_mean"], 100 * columns["accuracy_min"]
             log(INFO, "New clients: accuracy mean %.1f%%, worst %.1f%%, %d of %d",
                 mean, worst, len(evaluations), plan.num_new)  # fmt: skip
-        rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, evaluations)
         named = {f"new_{key}": value for key, value in columns.items()}
         return Results(columns=named, tables={NEW_CLIENTS: rows})
 
@@ -216,8 +220,7 @@ class PersonalizedStrategy(Method, Strategy):
         self._discard_evaluations(server_round, sampled)
         self.state = self.state_before_training(server_round, sampled)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
-        counts = self.record.evaluates_trained_model or bool(self.record.second_evaluation)
-        evaluate = counts and self.plan.is_evaluated(server_round)
+        evaluate = self.plan.is_evaluated(server_round)
         return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
 
     def aggregate_train(
@@ -230,11 +233,11 @@ class PersonalizedStrategy(Method, Strategy):
         valid = exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
-            (*OF_TRAINING, *self.record.train_metrics, *self.evaluations.counts_of_training),
+            (*OF_TRAINING, *self.record.train_metrics, *self.evaluations.train_metrics),
             self._check_train_reply,
         )
         exchange.require_replies(len(valid), self.completed_rounds)
-        self.current.keep(self.evaluations.keep(valid), self.members.clients)
+        self.current.keep(self.evaluations.keep(server_round, valid), self.members.clients)
         # A second exchange inside aggregate counts as training time, not as server time.
         with self.current.timed("server"):
             self.state = self.aggregate(server_round, self.bounded(valid))
@@ -262,16 +265,28 @@ class PersonalizedStrategy(Method, Strategy):
         server_round += self._rounds_before
         self.current.stop_clock("evaluate")
         self.evaluations.add(self._evaluations_in(replies))
-        evaluations = self.evaluations.current(self.current.evaluated)
         results = self.results()
-        row = self._round_row(server_round, evaluations, results)
-        log_round(row, self.plan.num_server_rounds)
+        evaluated = self.evaluations.current(self.current.evaluated)
+        table = self.evaluations.rows(server_round, evaluated)
+        clients = self.current.client_rows(self.members.clients, evaluated)
+        row = self._round_row(server_round, evaluated, results)
+        shown = with_statistics(row, with_evaluations(clients, table))
+        log_round(shown, self.plan.num_server_rounds)
         new = self.receive_new_clients(server_round)
-        self.plan = self._early_stopping.end_of(self.plan, row)
-        self._finish(row, evaluations, results, new)
+        self.plan = self._early_stopping.end_of(self.plan, shown)
+        if server_round not in (self.plan.num_server_rounds, self._early_stopping.best_round):
+            clients = without_answers(clients)
+        tables = {
+            EVALUATIONS: table,
+            "clients": clients,
+            **results.tables,
+            **new.tables,
+            "rounds": [{**row, **new.columns}],
+        }
+        self._finish(server_round, {**shown, **new.columns}, tables, results.matrices)
         if server_round == self.plan.num_server_rounds < self._planned_rounds:
             raise StoppedEarly
-        statistics = {k: v for k, v in row.items() if k.startswith("accuracy") and v is not None}
+        statistics = {k: v for k, v in shown.items() if k.startswith("accuracy") and v is not None}
         return MetricRecord(statistics) if statistics else None
 
     def _evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
@@ -297,17 +312,14 @@ class PersonalizedStrategy(Method, Strategy):
         self.check_reply(reply)
 
     def _round_row(
-        self, server_round: int, evaluations: Mapping[int, Evaluation], results: Results
+        self, server_round: int, evaluated: Iterable[int], results: Results
     ) -> dict[str, Any]:
-        candidates = {*self.round.reachable, *evaluations}
-        sampled_from = len(candidates) if self.plan.evaluate_clients else 0
+        """Return what only the server knows of a round."""
+        candidates = {*self.round.reachable, *evaluated}
         return {
             "round": server_round,
-            **accuracy_statistics(evaluations.values()),
-            **standard_error(evaluations.values(), sampled_from),
-            **self.current.columns(
-                (*self.record.train_metrics, *accuracies_of(self.record.second_evaluation))
-            ),
+            **({"sampled_from": len(candidates)} if self.plan.evaluate_clients else {}),
+            **self.current.columns(self.record.train_metrics),
             "absent": self.plan.num_clients - len(self.members.reachable(self.current.grid)),
             **results.columns,
             **self.current.seconds_by_phase(),
@@ -315,25 +327,21 @@ class PersonalizedStrategy(Method, Strategy):
 
     def _finish(
         self,
-        row: dict[str, Any],
-        evaluations: Mapping[int, Evaluation],
-        results: Results,
-        new: Results,
+        server_round: int,
+        row: Row,
+        tables: Mapping[str, list[Row]],
+        matrices: Mapping[str, NDArray[Any]],
     ) -> None:
         """Count the round as complete, and inform the observer."""
-        server_round = row["round"]
         self.completed_rounds = server_round
-        if server_round not in (self.plan.num_server_rounds, self._early_stopping.best_round):
-            evaluations = without_answers(evaluations)
-        clients = self.current.client_rows(self.members.clients, evaluations)
+        clients = with_evaluations(tables["clients"], tables[EVALUATIONS])
         model = self.global_model() if self.record.keeps_global_models else {}
-        tables, columns = {**results.tables, **new.tables}, {**row, **new.columns}
         finished = RoundRecord(
             server_round,
-            columns,
+            row,
             clients,
-            dict(results.matrices),
-            tables,
+            dict(matrices),
+            dict(tables),
             self.saved_arrays(),
             model,
         )

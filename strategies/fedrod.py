@@ -20,7 +20,7 @@ Differences from the paper
 """
 
 from strategies.core.method_record import Paper
-from strategies.core.metrics import GLOBAL_ACCURACY, TRAIN_LOSS
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.parameters import ParameterStrategy
 
 
@@ -36,7 +36,6 @@ class FedRoD(ParameterStrategy):
             year=2022,
             arxiv="2107.00778",
         ),
-        second_evaluation="",
+        evaluates=("global",),
         train_metrics=(TRAIN_LOSS,),
-        evaluation_metrics=(GLOBAL_ACCURACY,),
     )

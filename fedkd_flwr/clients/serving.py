@@ -21,7 +21,7 @@ from torch import Tensor, from_numpy, nn
 from fedkd_flwr.clients.properties import data_properties
 from fedkd_flwr.clients.reply import Arrays, TrainReply, require_reply
 from fedkd_flwr.clients.request import TRAIN, Request
-from fedkd_flwr.clients.safeguard import Safeguard
+from fedkd_flwr.clients.safeguard import Safeguard, counts_of
 from fedkd_flwr.clients.stateful import StatefulClient
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
@@ -30,14 +30,14 @@ from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import (
     DivergedError,
-    count_correct,
     evaluate,
     refresh_statistics,
     seeded,
 )
 from fedkd_flwr.training.optional_metrics import measured
 from strategies.core.answers import packed_answers
-from strategies.core.evaluations import EvaluationPoint
+from strategies.core.counts import EvaluatedModel, Split, metric_name
+from strategies.core.evaluations import read_evaluation
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 from strategies.core.plan import Settings
@@ -174,7 +174,7 @@ class ServingClient(StatefulClient):
             metrics[FINE_TUNING_STEPS.name] = steps
         for folder in self._export_folders(server_round):
             try:
-                self.export_model(folder, {**metrics, "round": server_round})
+                self.export_model(folder, {**read_evaluation(metrics).row, "round": server_round})
             except (OSError, RuntimeError, SafetensorError) as error:
                 # A full disk, or a tensor that cannot be written, must not lose the results.
                 log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
@@ -195,29 +195,35 @@ class ServingClient(StatefulClient):
         with self.local.evaluation_statistics(self.classifier, data.train_images):
             return evaluate(self.classifier, data.validation_images, data.validation_labels).rank
 
-    def counted_when(self, moment: EvaluationPoint) -> dict[str, float]:
-        """Count the model's correct predictions if this is the method's `second_evaluation`.
+    def counted_when(self, moment: EvaluatedModel) -> dict[str, float]:
+        """Count the model's correct predictions if the method `evaluates` it at this moment.
 
         Returns
         -------
         dict of str to float
-            Counts on the test split, and on the validation split if any; empty at other moments,
-            in rounds without evaluation, and where the node withholds counts.
+            As `counted_as`; empty at other moments, and in rounds without evaluation.
         """
-        is_due = self.request.evaluate and self.run.method.record.second_evaluation == moment
-        if not is_due or not self.policy.allow_counts:
+        is_due = self.request.evaluate and moment in self.run.method.record.evaluates
+        return self.counted_as(moment) if is_due else {}
+
+    def counted_as(self, name: EvaluatedModel) -> dict[str, float]:
+        """Count the correct predictions of `model`, with the statistics of an evaluation.
+
+        Returns
+        -------
+        dict of str to float
+            Counts and losses on each split, by names of `strategies.core.counts`; empty where the
+            node withholds counts.
+        """
+        if not self.policy.allow_counts:
             return {}
-        data, counts = self.data, dict[str, float]()
-        test = "", data.test_images, data.test_labels
-        validation = "validation-", data.validation_images, data.validation_labels
-        with self.local.evaluation_statistics(self.model, data.train_images):
-            for split, images, labels in (test, validation):
-                if len(labels):
-                    logits = self.predict(self.model, images)
-                    result = count_correct(logits, labels)
-                    counts[f"{moment}-{split}correct"] = result.correct
-                    counts[f"{moment}-{split}total"] = result.total
-        return counts
+        with self.local.evaluation_statistics(self.model, self.data.train_images):
+            return counts_of(name, self._logits(self.model), self.data)
+
+    def _logits(self, model: nn.Module) -> dict[Split, Tensor]:
+        """Return a model's logits on each split."""
+        splits = self.data.evaluated_splits.items()
+        return {split: self.predict(model, images) for split, (images, _) in splits}
 
     def _count(self, server_round: int) -> tuple[dict[str, float], bytes]:
         """Evaluate `classifier` on the client's test split, and on its validation split if any.
@@ -230,19 +236,16 @@ class ServingClient(StatefulClient):
             Which test images are classified correctly, if the run records it.
         """
         data, answers = self.data, b""
-        test_logits = logits = self.predict(self.classifier, data.test_images)
-        metrics = count_correct(logits, data.test_labels).numbers()
+        logits = self._logits(self.classifier)
+        metrics, test = counts_of("own", logits, data), logits["test"]
         if self.run.plan.record_answers and self.policy.tells_answers:
-            answers = packed_answers((logits.argmax(dim=1) == data.test_labels).cpu().numpy())
+            answers = packed_answers((test.argmax(dim=1) == data.test_labels).cpu().numpy())
         if measures := self.run.plan.measures:
             shown = self.policy.reported
-            held = from_numpy(shown(data.class_counts.cpu().numpy())).to(logits.device)
-            metrics |= measured(logits, data.test_labels, held, measures, shown)
-        if len(data.validation_labels):
-            logits = self.predict(self.classifier, data.validation_images)
-            metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
+            held = from_numpy(shown(data.class_counts.cpu().numpy())).to(test.device)
+            metrics |= measured(test, data.test_labels, held, measures, shown)
         if self.safeguard:
-            metrics |= self.safeguard.count(test_logits, logits, server_round, self._seeded)
+            metrics |= self.safeguard.count(logits, server_round, self._seeded)
         return metrics, answers
 
     def _export_folders(self, server_round: int) -> list[Path]:
@@ -304,4 +307,5 @@ class ServingClient(StatefulClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """Serve an evaluation message whose arrays are named in ``config["names"]``."""
         metrics = self.serve_evaluation(Request.of_list(parameters, config)).metrics
-        return metrics.get("loss", math.nan), int(metrics.get("total", 0)), dict(metrics)
+        loss, total = (metrics.get(metric_name("own", "test", name)) for name in ("loss", "total"))
+        return math.nan if loss is None else loss, int(total or 0), dict(metrics)

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.core.client_info import ClientInfo
-from strategies.core.evaluations import Evaluation
+from strategies.core.evaluations import Evaluation, Row
 from strategies.core.exchange import Exchange, InTurn
 from strategies.core.membership import Membership
 from strategies.core.metrics import OF_TRAINING, add_times, add_to_metrics, columns_of_training
@@ -112,14 +112,14 @@ class CurrentRound:
 
     def client_rows(
         self, clients: Mapping[int, ClientInfo], evaluations: Mapping[int, Evaluation]
-    ) -> list[dict[str, Any]]:
-        """Return one row per client that was evaluated, sampled or failed in the round.
+    ) -> list[Row]:
+        """Return one row per client that was evaluated, sampled or failed, without its counts.
 
         Parameters
         ----------
         clients : mapping of int to ClientInfo
             All clients that have joined, by partition-id.
-        evaluations : mapping of int to dict
+        evaluations : mapping of int to Evaluation
             The evaluations of the round, by partition-id.
         """
         traffic, failures = self.exchange.traffic.by_client, self.exchange.failures
@@ -131,7 +131,7 @@ class CurrentRound:
                 "model": clients[n].model,
                 "num_examples": clients[n].num_examples,
                 **{name.replace("-", "_"): v for name, v in self.metrics.get(n, {}).items()},
-                **evaluations.get(n, {}),
+                **(evaluations[n].columns if n in evaluations else {}),
                 **traffic.get(n, {}),
                 "failure": failures.get(n),
             }

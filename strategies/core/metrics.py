@@ -6,7 +6,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from strategies.core.client_info import ClientInfo
-from strategies.core.optional_metrics import LARGEST_COUNT
+from strategies.core.counts import LARGEST_COUNT
 from strategies.core.replies import Metric, Reply
 
 TRAIN_LOSS = Metric("train-loss")
@@ -17,9 +17,6 @@ MOVED_PRIVATE = Metric("moved-private", low=0)
 
 MOVED_PUBLIC = Metric("moved-public", low=0)
 """Change of the weights by knowledge of other clients, relative to their norm."""
-
-GLOBAL_ACCURACY = Metric("global-accuracy", averaged=False, low=0, high=1)
-"""Accuracy of the global model on the client's test split."""
 
 GRADIENT_STEPS = Metric("gradient-steps", averaged=False, low=0, high=LARGEST_COUNT)
 """Optimizer steps of a client in a round, of every kind. Every train reply may report them."""
