@@ -21,9 +21,7 @@ from strategies.core.evaluations import (
     EVALUATIONS,
     Evaluation,
     Evaluations,
-    Row,
     accuracy_statistics,
-    rows_of,
     with_evaluations,
     with_statistics,
     without_answers,
@@ -137,8 +135,8 @@ class PersonalizedStrategy(Method, Strategy):
         # Without training, new clients are evaluated in the round of the other clients.
         host._enter(CurrentRound(exchange.further(rounds or server_round), grid))
         evaluations = host._evaluations_of(present, rounds or server_round) if present else {}
-        rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, evaluations)
-        rows = with_evaluations(rows, rows_of(server_round, evaluations))
+        found = {n: evaluation.row for n, evaluation in evaluations.items()}
+        rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, found)
         columns: dict[str, Any] = {
             **accuracy_statistics(rows),
             **exchange.traffic.totals(),
@@ -233,7 +231,7 @@ class PersonalizedStrategy(Method, Strategy):
         valid = exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
-            (*OF_TRAINING, *self.record.train_metrics, *self.evaluations.train_metrics),
+            (*OF_TRAINING, *self.record.train_metrics, *self.evaluations.metrics),
             self._check_train_reply,
         )
         exchange.require_replies(len(valid), self.completed_rounds)
@@ -268,22 +266,27 @@ class PersonalizedStrategy(Method, Strategy):
         results = self.results()
         evaluated = self.evaluations.current(self.current.evaluated)
         table = self.evaluations.rows(server_round, evaluated)
-        clients = self.current.client_rows(self.members.clients, evaluated)
+        further = {n: evaluation.columns for n, evaluation in evaluated.items()}
+        clients = self.current.client_rows(self.members.clients, further)
         row = self._round_row(server_round, evaluated, results)
         shown = with_statistics(row, with_evaluations(clients, table))
         log_round(shown, self.plan.num_server_rounds)
         new = self.receive_new_clients(server_round)
         self.plan = self._early_stopping.end_of(self.plan, shown)
+        self.completed_rounds = server_round
         if server_round not in (self.plan.num_server_rounds, self._early_stopping.best_round):
             clients = without_answers(clients)
-        tables = {
-            EVALUATIONS: table,
-            "clients": clients,
-            **results.tables,
-            **new.tables,
-            "rounds": [{**row, **new.columns}],
-        }
-        self._finish(server_round, {**shown, **new.columns}, tables, results.matrices)
+        tables = {EVALUATIONS: table, "clients": clients, **results.tables, **new.tables}
+        finished = RoundRecord(
+            server_round,
+            {**shown, **new.columns},
+            with_evaluations(clients, table),
+            dict(results.matrices),
+            {**tables, "rounds": [{**row, **new.columns}]},
+            self.saved_arrays(),
+            self.global_model() if self.record.keeps_global_models else {},
+        )
+        self.observer.round_finished(finished)
         if server_round == self.plan.num_server_rounds < self._planned_rounds:
             raise StoppedEarly
         statistics = {k: v for k, v in shown.items() if k.startswith("accuracy") and v is not None}
@@ -308,7 +311,7 @@ class PersonalizedStrategy(Method, Strategy):
         )
 
     def _check_train_reply(self, reply: Reply) -> None:
-        self.evaluations.check_train_reply(reply)
+        self.evaluations.check(reply)
         self.check_reply(reply)
 
     def _round_row(
@@ -324,25 +327,3 @@ class PersonalizedStrategy(Method, Strategy):
             **results.columns,
             **self.current.seconds_by_phase(),
         }
-
-    def _finish(
-        self,
-        server_round: int,
-        row: Row,
-        tables: Mapping[str, list[Row]],
-        matrices: Mapping[str, NDArray[Any]],
-    ) -> None:
-        """Count the round as complete, and inform the observer."""
-        self.completed_rounds = server_round
-        clients = with_evaluations(tables["clients"], tables[EVALUATIONS])
-        model = self.global_model() if self.record.keeps_global_models else {}
-        finished = RoundRecord(
-            server_round,
-            row,
-            clients,
-            dict(matrices),
-            dict(tables),
-            self.saved_arrays(),
-            model,
-        )
-        self.observer.round_finished(finished)

@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_cannot_be_continued(damage, run):
     [
         ("rounds.jsonl", "it holds 0 of 2 rounds"),
         ("clients.jsonl", "it has no line of round 1"),
-        ("evaluations.jsonl", "it is missing"),
+        ("evaluations.jsonl", "it has no line of round 2"),
     ],
 )
 def test_a_finished_run_without_its_lines_is_damaged(name, sentence, run):

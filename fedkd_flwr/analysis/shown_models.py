@@ -4,7 +4,7 @@ A method leaves each client with a model of its own. Where clients are sent one 
 the table of evaluations has that model at another moment too.
 """
 
-from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 
 import pandas as pd
@@ -12,8 +12,7 @@ import pandas as pd
 from fedkd_flwr.analysis.groups import Groups
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.summary import summarize
-from strategies.core.evaluations import Row, accuracy_statistics, with_evaluations
-from strategies.core.metrics import FINE_TUNING_STEPS
+from strategies.core.evaluations import EVALUATIONS, Row, accuracy_statistics
 from strategies.core.rounds import NEW_CLIENTS
 
 SHOWN = {
@@ -65,29 +64,23 @@ def showing(run: Run, model: str) -> Run:
     """
     other, rows = replace(run), run.evaluation_rows
     evaluated = {(row["round"], row["client"]) for row in rows if row["model"] == "own"}
-    table = [
-        {**row, "model": "own"}
-        for row in rows
-        if row["model"] == model and (row["round"], row["client"]) in evaluated
-    ]
-    clients = [{k: v for k, v in row.items() if k in OF_EVERY_MODEL} for row in run.client_rows]
-    by_round = defaultdict(list)
-    for row in with_evaluations(clients, table):
-        by_round[row["round"]].append(row)
-    # What a run reads from its files is cached; here it is computed.
-    vars(other).update(
-        evaluation_rows=table,
-        client_rows=[row for shown in by_round.values() for row in shown],
-        further_rows={name: t for name, t in run.further_rows.items() if name != NEW_CLIENTS},
-        round_rows=[
-            {**_without_steps(row), **accuracy_statistics(by_round[row["round"]])}
-            for row in run.round_rows
+    of_model = [row for row in rows if row["model"] == model]
+    about_accuracy = accuracy_statistics(run.client_rows)
+    # What a run reads from its files is cached.
+    vars(other)["_stored"] = {
+        EVALUATIONS: [
+            {**row, "model": "own"}
+            for row in of_model
+            if (row["round"], row["client"]) in evaluated
         ],
-    )
+        "clients": [_only(row, OF_EVERY_MODEL) for row in run.client_rows],
+        "rounds": [_only(row, row.keys() - about_accuracy.keys()) for row in run.stored("rounds")],
+    }
+    further = {name: table for name, table in run.further_rows.items() if name != NEW_CLIENTS}
+    vars(other)["further_rows"] = further
     vars(other)["summary"] = summarize(other, (run.summary or {})["seconds"])
     return other
 
 
-def _without_steps(row: Row) -> Row:
-    """Return a round's row without the steps of fine-tuning, which only own models took."""
-    return {name: value for name, value in row.items() if name != FINE_TUNING_STEPS.column}
+def _only(row: Row, names: Collection[str]) -> Row:
+    return {name: value for name, value in row.items() if name in names}

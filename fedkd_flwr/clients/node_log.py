@@ -66,10 +66,10 @@ def described(message: Message, reply: Message, seconds: float) -> str:
         parts.append(f"{metrics['num-examples']} samples")
     if "train-loss" in metrics:
         parts.append(f"training loss {metrics['train-loss']:.4f}")
-    for model, split, correct, total, _ in counts_in(metrics):  # type: ignore[arg-type]
-        if model == "own":
-            word = "" if split == "test" else f"{split} "
-            parts.append(f"{word}accuracy {correct / total:.1%} of {total}")
+    for counts in counts_in(metrics):
+        if counts.model == "own":
+            split = "" if counts.split == "test" else f"{counts.split} "
+            parts.append(f"{split}accuracy {counts.correct / counts.total:.1%} of {counts.total}")
     where = f"round {server_round}, {kind}" if server_round else kind
     return f"{where}: {', '.join([*parts, f'{seconds:.1f} s'])}"
 

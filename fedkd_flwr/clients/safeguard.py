@@ -12,14 +12,15 @@ from typing import Any
 from flwr.app import Context
 from torch import Tensor, nn
 
+from fedkd_flwr.clients.reply import counts_of
 from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.memory import MODEL, Memory
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
 from fedkd_flwr.training.jobs import StepCounter
-from fedkd_flwr.training.loop import DivergedError, count_correct
-from strategies.core.counts import EvaluatedModel, Split, as_metrics
+from fedkd_flwr.training.loop import DivergedError
+from strategies.core.counts import Split
 from strategies.core.flower import log
 from strategies.core.plan import Settings
 from strategies.core.safeguard import (
@@ -145,20 +146,6 @@ class Safeguard:
     def close(self) -> None:
         """Return the private model's object to the pool."""
         self.alone.close()
-
-
-def counts_of(
-    model: EvaluatedModel, logits: Mapping[Split, Tensor], data: ClientData
-) -> dict[str, float]:
-    """Return the correct predictions and losses of a model on each split, as metrics.
-
-    The logits are (n, K) by split.
-    """
-    metrics: dict[str, float] = {}
-    for split, (_, labels) in data.evaluated_splits.items():
-        found = count_correct(logits[split], labels)
-        metrics |= as_metrics(model, split, found.correct, found.total, found.loss)
-    return metrics
 
 
 def run_of_private_model(run: RunConfig) -> RunConfig:

@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from torch import Tensor, from_numpy, nn
 
 from fedkd_flwr.clients.properties import data_properties
-from fedkd_flwr.clients.reply import Arrays, TrainReply, require_reply
+from fedkd_flwr.clients.reply import Arrays, TrainReply, counts_of, require_reply
 from fedkd_flwr.clients.request import TRAIN, Request
-from fedkd_flwr.clients.safeguard import Safeguard, counts_of
+from fedkd_flwr.clients.safeguard import Safeguard
 from fedkd_flwr.clients.stateful import StatefulClient
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData

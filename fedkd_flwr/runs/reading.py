@@ -20,6 +20,7 @@ from fedkd_flwr.runs.arrays import ArraysError, read_arrays
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
 from strategies.core.counts import MODELS, SPLITS, Counts, column_prefix
 from strategies.core.evaluations import (
+    COLUMNS,
     EVALUATIONS,
     Row,
     evaluation_row,
@@ -130,7 +131,7 @@ class Run:
     @cached_property
     def client_rows(self) -> list[Row]:
         """One row per client and round, with accuracies."""
-        return with_evaluations(self.stored("clients"), self.stored(EVALUATIONS))
+        return with_evaluations(self.stored("clients"), self.evaluation_rows)
 
     @cached_property
     def evaluation_rows(self) -> list[Row]:
@@ -173,8 +174,7 @@ class Run:
         """One row per evaluation: round, client, model, split, correct, total and loss."""
         import pandas as pd
 
-        columns = ("round", "client", *Counts._fields)
-        return pd.DataFrame(self.evaluation_rows, columns=list(columns))
+        return pd.DataFrame(self.evaluation_rows, columns=[*COLUMNS])
 
     @cached_property
     def last_evaluations(self) -> "pd.DataFrame":
@@ -248,20 +248,17 @@ class Run:
         lost = set(range(1, rounds + 1)) - {row["round"] for row in self.client_rows}
         if lost:
             raise self._damaged_lines("clients", f"it has no line of round {min(lost)}")
-        if any("accuracy_mean" not in row for row in self.stored("rounds")):
-            self._require_evaluations()
+        self._require_evaluations()
         for file in (self.path / MATRICES).glob("*.npy"):
             there = len(self._rounds_of(file))
             if there < rounds:
                 raise self._damaged_matrix(file, f"it holds {there} of {rounds} rounds")
 
     def _require_evaluations(self) -> None:
-        """Check that the table of evaluations is there, with those of the last evaluated round."""
-        last = (self.summary or {}).get("last_round") or {"round": 0}
-        if not (self.path / f"{EVALUATIONS}.jsonl").exists():
-            raise self._damaged_lines(EVALUATIONS, "it is missing")
-        found = {row["round"] for row in self.stored(EVALUATIONS)}
-        if last["round"] not in {0, *found}:
+        """Check that the table of evaluations has the last evaluated round of a finished run."""
+        last = (self.summary or {}).get("last_round")
+        last_row = self.round_rows[int(last["round"]) - 1] if last else {}
+        if last and last_row["accuracy_mean"] is None:
             reason = f"it has no line of round {last['round']:.0f}"
             raise self._damaged_lines(EVALUATIONS, reason)
 

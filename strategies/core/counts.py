@@ -7,8 +7,9 @@ model and what the client would deploy (*deployed*).
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.replies import LARGEST_LOSS, InvalidReplyError, Metric
@@ -28,24 +29,10 @@ IN_TRAINING = ("received", "trained", "distilled")
 LARGEST_COUNT = 1e9
 """Upper limit of the number of samples of a client."""
 
-PREFIXES = {"own": "", "deployed": "safeguarded_"}
-"""How columns of a model begin, if not with its name."""
 
-
-class Counts(NamedTuple):
-    """Correct predictions of one model on one split.
-
-    Attributes
-    ----------
-    model : str
-        One of `MODELS`.
-    split : str
-        One of `SPLITS`.
-    correct, total : int
-        Correct predictions, and samples.
-    loss : float or None
-        Mean cross-entropy; None if it is too large for a mean.
-    """
+@dataclass(frozen=True)
+class Counts:
+    """Correct predictions of a model on a split; the mean loss is None if it is too large."""
 
     model: EvaluatedModel
     split: Split
@@ -55,30 +42,18 @@ class Counts(NamedTuple):
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of a client that follow: all for its own model, no loss for another."""
+        """The columns of a client that follow; samples and losses are those of its own model."""
         prefix = column_prefix(self.model, self.split)
-        columns: dict[str, Any] = {
-            f"{prefix}accuracy": self.correct / self.total,
-            f"{prefix}correct": self.correct,
-        }
+        columns: dict[str, Any] = {"accuracy": self.correct / self.total, "correct": self.correct}
         if self.model == "own":
-            columns[f"{prefix}total"] = self.total
-            columns |= {} if self.loss is None else {f"{prefix}loss": self.loss}
-        return columns
+            columns |= {"total": self.total} | ({} if self.loss is None else {"loss": self.loss})
+        return {f"{prefix}{name}": value for name, value in columns.items()}
 
 
 def column_prefix(model: EvaluatedModel, split: Split) -> str:
     """Return how the columns of a model on a split begin, such as ``trained_validation_``."""
-    prefix = PREFIXES.get(model, f"{model}_")
+    prefix = {"own": "", "deployed": "safeguarded_"}.get(model, f"{model}_")
     return prefix if split == "test" else f"{prefix}{split}_"
-
-
-ACCURACIES = tuple(
-    f"{column_prefix(model, split)}accuracy"
-    for model, split in product(MODELS, SPLITS)
-    if model != "own"
-)
-"""Columns with the accuracies of other models than a client's own."""
 
 
 def metric_name(model: EvaluatedModel, split: Split, number: str) -> str:
@@ -91,61 +66,50 @@ def as_metrics(
 ) -> dict[str, float]:
     """Return counts as metrics of a message; a loss that is too large for a mean is left out."""
     numbers: dict[str, float] = {"correct": correct, "total": total}
-    if abs(loss) <= LARGEST_LOSS:
-        numbers["loss"] = loss
+    numbers |= {"loss": loss} if abs(loss) <= LARGEST_LOSS else {}
     return {metric_name(model, split, name): number for name, number in numbers.items()}
 
 
-def counts_in(metrics: Mapping[str, float]) -> list[Counts]:
+def counts_in(metrics: Mapping[str, Any]) -> list[Counts]:
     """Return the counts in the metrics of a message: what `as_metrics` has written."""
     found = []
     for model, split in product(MODELS, SPLITS):
-        correct, total, loss = (
-            metrics.get(metric_name(model, split, name)) for name in ("correct", "total", "loss")
-        )
-        if correct is not None and total:
-            found.append(Counts(model, split, int(correct), int(total), loss))
+        names = (metric_name(model, split, name) for name in ("correct", "total", "loss"))
+        correct, total, loss = map(metrics.get, names)
+        if total:
+            found.append(Counts(model, split, int(correct or 0), int(total), loss))
     return found
 
 
-def metrics_of(models: Iterable[EvaluatedModel]) -> tuple[Metric, ...]:
+def metrics_of(models: Iterable[EvaluatedModel]) -> list[Metric]:
     """Return the metrics with which a client reports the counts of some models."""
-    return tuple(
-        Metric(metric_name(model, split, name), averaged=False, **limits)
-        for model, split in product(models, SPLITS)
-        for name, limits in {
-            "correct": {"low": 0.0, "high": LARGEST_COUNT},
-            "total": {"low": float(split == "test"), "high": LARGEST_COUNT},
-            "loss": {},
-        }.items()
-    )
+    metrics = []
+    for model, split in product(models, SPLITS):
+        correct, total, loss = (
+            metric_name(model, split, name) for name in ("correct", "total", "loss")
+        )
+        metrics += [
+            Metric(correct, averaged=False, low=0, high=LARGEST_COUNT),
+            Metric(total, averaged=False, low=split == "test", high=LARGEST_COUNT),
+            Metric(loss, averaged=False),
+        ]
+    return metrics
 
 
 def check_counts(
     metrics: Mapping[str, float], client: ClientInfo, due: Iterable[EvaluatedModel] = ()
 ) -> None:
-    """Refuse impossible counts. A model that is reported is so on each split of the client.
+    """Refuse counts that contradict each other, or the sizes that the client has reported.
 
-    Parameters
-    ----------
-    metrics : mapping of str to float
-        The metrics of a reply.
-    client : ClientInfo
-        Its test and validation sizes, as reported when it joined.
-    due : iterable of str
-        Models that must not be missing.
+    Each model that is `due`, or of which any number is reported, is so on each split.
 
     Raises
     ------
     InvalidReplyError
-        If a count is missing or contradicts the others or the sizes.
+        With the reason.
     """
     sizes: dict[Split, int] = {"test": client.test_size, "validation": client.validation_size}
-    reported = [
-        model
-        for model in MODELS
-        if any(name.startswith(tuple(f"{model}-{split}-" for split in SPLITS)) for name in metrics)
-    ]
+    reported = [m for m in MODELS if any(f"{m}-{s}-" in name for s in SPLITS for name in metrics)]
     for model, (split, size) in product(dict.fromkeys((*due, *reported)), sizes.items()):
         total = metrics.get(metric_name(model, split, "total"), 0)
         correct = metrics.get(metric_name(model, split, "correct"), -1 if total else 0)

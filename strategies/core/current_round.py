@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.core.client_info import ClientInfo
-from strategies.core.evaluations import Evaluation, Row
+from strategies.core.evaluations import Row
 from strategies.core.exchange import Exchange, InTurn
 from strategies.core.membership import Membership
 from strategies.core.metrics import OF_TRAINING, add_times, add_to_metrics, columns_of_training
@@ -111,16 +111,16 @@ class CurrentRound:
         return {f"seconds_{phase}": round(value, 4) for phase, value in self.seconds.items()}
 
     def client_rows(
-        self, clients: Mapping[int, ClientInfo], evaluations: Mapping[int, Evaluation]
+        self, clients: Mapping[int, ClientInfo], evaluations: Mapping[int, Row]
     ) -> list[Row]:
-        """Return one row per client that was evaluated, sampled or failed, without its counts.
+        """Return one row per client that was evaluated, sampled or failed in the round.
 
         Parameters
         ----------
         clients : mapping of int to ClientInfo
             All clients that have joined, by partition-id.
-        evaluations : mapping of int to Evaluation
-            The evaluations of the round, by partition-id.
+        evaluations : mapping of int to dict
+            Columns that the evaluations of the round add, by partition-id.
         """
         traffic, failures = self.exchange.traffic.by_client, self.exchange.failures
         return [
@@ -131,7 +131,7 @@ class CurrentRound:
                 "model": clients[n].model,
                 "num_examples": clients[n].num_examples,
                 **{name.replace("-", "_"): v for name, v in self.metrics.get(n, {}).items()},
-                **(evaluations[n].columns if n in evaluations else {}),
+                **evaluations.get(n, {}),
                 **traffic.get(n, {}),
                 "failure": failures.get(n),
             }

@@ -1,14 +1,14 @@
 """Evaluations of clients: what they report, the checks, and which of them are current.
 
-They are rows of one table, see `Evaluations.rows`. The accuracies of clients and of rounds follow
-from it: `with_evaluations` and `with_statistics` say how, to the server while a run goes on, and to
-whoever reads the run.
+They are rows of one table. The accuracies of clients and rounds follow from it, by
+`with_evaluations` and `with_statistics`, for the server and for whoever reads the run.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ from flwr.app import Message
 from strategies.core.answers import ANSWERS, as_text, check_answers
 from strategies.core.client_info import ClientInfo
 from strategies.core.counts import (
-    ACCURACIES,
     IN_TRAINING,
+    MODELS,
+    SPLITS,
     Counts,
     EvaluatedModel,
     check_counts,
+    column_prefix,
     counts_in,
     metric_name,
     metrics_of,
@@ -36,44 +38,41 @@ from strategies.core.optional_metrics import (
 )
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Metric, Reply
-from strategies.core.safeguard import (
-    GUARDED,
-    SAFEGUARD_METRICS,
-    SAFEGUARD_WEIGHT,
-    check_safeguarded,
-)
+from strategies.core.safeguard import GUARDED, SAFEGUARD_METRICS, check_safeguarded
 
 Row = dict[str, Any]
 """A row of one of the run's tables."""
 
 EVALUATIONS = "evaluations"
-"""The table of evaluations: ``round, client, model, split, correct, total, loss``."""
+"""The table of evaluations."""
 
-OWN_TOTAL = metric_name("own", "test", "total")
+COLUMNS = ("round", "client", "model", "split", "correct", "total", "loss")
+"""Its columns."""
 
-MEAN_COLUMNS = (*MEANS, *ACCURACIES, SAFEGUARD_WEIGHT.replace("-", "_"))
+MEAN_COLUMNS = (
+    *MEANS,
+    *(f"{column_prefix(m, split)}accuracy" for m, split in product(MODELS, SPLITS) if m != "own"),
+    "safeguard_weight",
+)
 """Columns of a client whose means are in the row of a round, if reported."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a client reports of an evaluation.
-
-    Attributes
-    ----------
-    counts : list of Counts
-        Its rows of the table of evaluations.
-    columns : dict
-        Columns of its row besides: measures, steps of fine-tuning, answers.
-    """
+    """What a client reports of an evaluation: counts, and further columns of its row."""
 
     counts: list[Counts]
-    columns: Row = field(default_factory=dict)
+    columns: Row
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether the client has told how many test samples its own model gets right."""
+        return any((found.model, found.split) == ("own", "test") for found in self.counts)
 
     @property
     def row(self) -> Row:
-        """All columns of the client that follow, with its accuracies."""
-        return {**self.columns, **{k: v for one in self.counts for k, v in one.columns.items()}}
+        """All columns that follow."""
+        return self.columns | {k: v for found in self.counts for k, v in found.columns.items()}
 
 
 class Evaluations:
@@ -90,8 +89,8 @@ class Evaluations:
 
     Attributes
     ----------
-    metrics, train_metrics : tuple of Metric
-        What the reply to an evaluation message may report, and that to a train message.
+    metrics : tuple of Metric
+        What replies may report.
     """
 
     def __init__(
@@ -105,15 +104,12 @@ class Evaluations:
         self._current: dict[int, Evaluation] = {}
         self._in_training: list[Row] = []
         guarded = GUARDED if plan.safeguard.is_on else ()
-        models: list[EvaluatedModel] = ["own", *evaluates, *guarded]
         self.metrics = (
-            *metrics_of(model for model in models if model not in IN_TRAINING),
-            FINE_TUNING_STEPS,
+            *metrics_of(("own", *evaluates, *guarded)),
             *measured_metrics(plan.measures, plan.num_classes),
             *(SAFEGUARD_METRICS if guarded else ()),
+            FINE_TUNING_STEPS,
         )
-        moments = metrics_of(model for model in models if model in IN_TRAINING)
-        self.train_metrics = (*self.metrics, *moments)
 
     def discard(self, partition_ids: Iterable[int]) -> None:
         """Discard the evaluations of clients whose models change."""
@@ -139,106 +135,73 @@ class Evaluations:
     def read(
         self, exchange: Exchange, replies: Iterable[Message], further: Sequence[Metric]
     ) -> dict[int, Evaluation]:
-        """Read the valid replies to evaluation messages.
-
-        Parameters
-        ----------
-        exchange : Exchange
-            The exchange of the messages.
-        replies : iterable of Message
-            The replies in any order.
-        further : sequence of Metric
-            The metrics that the method allows besides counts.
-        """
-        check = partial(check_evaluation, self._clients, self._plan)
+        """Read the valid replies to evaluation messages; `further` are metrics of the method."""
+        check = partial(self.check, due=("own",))
         valid = exchange.valid_replies(replies, lambda n: {}, (*further, *self.metrics), check)
+        found = {n: read_evaluation(reply.metrics, reply.answers) for n, reply in valid.items()}
         # A client may withhold its counts. It has then no accuracy.
-        counted = {n: reply for n, reply in valid.items() if OWN_TOTAL in reply.metrics}
-        return {n: read_evaluation(reply.metrics, reply.answers) for n, reply in counted.items()}
+        return {n: evaluation for n, evaluation in found.items() if evaluation.has_accuracy}
 
-    def check_train_reply(self, reply: Reply) -> None:
-        """Refuse counts and answers of a train reply that are impossible. They may be missing.
+    def check(self, reply: Reply, due: Iterable[EvaluatedModel] = ()) -> None:
+        """Refuse impossible counts, and answers that contradict them or were not requested.
+
+        Counts of a model may be missing unless it is `due`.
 
         Raises
         ------
         InvalidReplyError
             With the reason.
         """
-        if reply.answers or any(metric.name in reply.metrics for metric in self.metrics):
-            check_evaluation(self._clients, self._plan, reply)
-        check_counts(reply.metrics, self._clients[reply.partition_id])
+        client, metrics = self._clients[reply.partition_id], reply.metrics
+        check_counts(metrics, client, due)
+        check_class_counts(metrics)
+        check_safeguarded(metrics)
+        if not reply.answers:
+            return
+        if not self._plan.record_answers:
+            raise InvalidReplyError("sends answers, which were not requested")
+        if (right := metric_name("own", "test", "correct")) not in metrics:
+            raise InvalidReplyError("sends answers without the counts that they belong to")
+        check_answers(reply.answers, metrics[right], client.test_size)
 
     def keep(self, server_round: int, replies: Mapping[int, Reply]) -> dict[int, dict[str, float]]:
         """Store the evaluations in train replies, and return the other metrics by partition-id."""
-        of_evaluation = {metric.name for metric in self.metrics}
-        of_any = {metric.name for metric in self.train_metrics}
-        self._in_training = []
+        names = {metric.name for metric in self.metrics}
+        self._in_training, others = [], {}
         for n, reply in replies.items():
-            numbers = {k: v for k, v in reply.metrics.items() if k in of_evaluation}
-            if OWN_TOTAL in numbers:
-                self.add({n: read_evaluation(numbers, reply.answers)})
-            for counts in counts_in(reply.metrics):
-                if counts.model in IN_TRAINING:
-                    # A distillation is the last step of the round before.
-                    of_round = server_round - (counts.model == "distilled")
-                    self._in_training.append(evaluation_row(of_round, n, counts))
-        return {
-            n: {k: v for k, v in reply.metrics.items() if k not in of_any}
-            for n, reply in replies.items()
-        }
-
-
-def check_evaluation(clients: Mapping[int, ClientInfo], plan: RunPlan, reply: Reply) -> None:
-    """Refuse impossible counts, and answers that contradict them or were not requested.
-
-    Parameters
-    ----------
-    clients : mapping of int to ClientInfo
-        All clients that have joined, by partition-id.
-    plan : RunPlan
-        The plan of the run.
-    reply : Reply
-        A reply with counts.
-
-    Raises
-    ------
-    InvalidReplyError
-        With the reason.
-    """
-    client = clients[reply.partition_id]
-    check_counts(reply.metrics, client, due=["own"])
-    check_class_counts(reply.metrics)
-    check_safeguarded(reply.metrics)
-    if not reply.answers:
-        return
-    if not plan.record_answers:
-        raise InvalidReplyError("sends answers, which were not requested")
-    correct = reply.metrics.get(metric_name("own", "test", "correct"))
-    if correct is None:
-        raise InvalidReplyError("sends answers without the counts that they belong to")
-    check_answers(reply.answers, correct, client.test_size)
+            others[n] = {k: v for k, v in reply.metrics.items() if k not in names}
+            reported = {k: v for k, v in reply.metrics.items() if k in names}
+            found = read_evaluation(reported, reply.answers)
+            if found.has_accuracy:
+                self.add({n: found})
+            self._in_training += [
+                # A distillation is the last step of the round before.
+                evaluation_row(server_round - (counts.model == "distilled"), n, counts)
+                for counts in counts_in(reported)
+                if counts.model in IN_TRAINING
+            ]
+        return others
 
 
 def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evaluation:
-    """Return what a client reports: counts, and further columns of its row.
+    """Return what a client reports of models that it keeps.
 
     Parameters
     ----------
     metrics : mapping of str to float
-        The metrics of an evaluation.
+        Counts, and other metrics of an evaluation.
     answers : bytes
         Which test images are right, see `strategies.core.answers`; empty if not known.
 
     Returns
     -------
     Evaluation
-        Its columns are the metrics besides counts. With counts by class also ``held_accuracy`` on
-        the client's training classes and ``other_accuracy`` on the other classes that it reports,
-        if the test split has any. With answers these as text, ``answers``.
+        Its columns are the other metrics. With counts by class also ``held_accuracy`` on the
+        client's training classes and ``other_accuracy`` on the other classes that it reports, if
+        the test split has any. With answers these as text, ``answers``.
     """
-    counts = counts_in(metrics)
-    names = {metric.name for metric in metrics_of(found.model for found in counts)}
-    row = {name.replace("-", "_"): value for name, value in metrics.items() if name not in names}
+    of_counts = {metric.name for metric in metrics_of(MODELS)}
+    row = {k.replace("-", "_"): value for k, value in metrics.items() if k not in of_counts}
     if "held_total" in row:
         held_correct, held_total = row["held_correct"], row["held_total"]
         correct, total = totals_of_classes(metrics)
@@ -246,10 +209,16 @@ def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evalu
         for name, (right, of) in {"held": (held_correct, held_total), "other": others}.items():
             if of:
                 row[f"{name}_accuracy"] = right / of
+    counts = [counts for counts in counts_in(metrics) if counts.model not in IN_TRAINING]
     return Evaluation(counts, {**row, ANSWERS: as_text(answers)} if answers else row)
 
 
 # ---- From the table to the rows of clients and rounds ------------------------------------
+
+
+def evaluation_row(server_round: int, partition_id: int, counts: Counts) -> Row:
+    """Return a row of the table of evaluations."""
+    return {"round": server_round, "client": partition_id, **vars(counts)}
 
 
 def rows_of(server_round: int, evaluations: Mapping[int, Evaluation]) -> list[Row]:
@@ -261,38 +230,17 @@ def rows_of(server_round: int, evaluations: Mapping[int, Evaluation]) -> list[Ro
     ]
 
 
-def evaluation_row(server_round: int, partition_id: int, counts: Counts) -> Row:
-    """Return a row of the table of evaluations."""
-    return {"round": server_round, "client": partition_id, **counts._asdict()}
-
-
 def with_evaluations(clients: Iterable[Row], table: Iterable[Row]) -> list[Row]:
-    """Return rows of clients with their accuracies, counts and losses.
-
-    Parameters
-    ----------
-    clients : iterable of dict
-        Rows with ``round`` and ``partition_id``.
-    table : iterable of dict
-        Rows of the table of evaluations, of any rounds and clients.
-    """
+    """Return rows of clients with what follows from the table: accuracies, counts and losses."""
     columns: dict[tuple[int, int], Row] = defaultdict(dict)
     for row in table:
-        counts = Counts(**{name: row[name] for name in Counts._fields})
+        counts = Counts(*(row[name] for name in COLUMNS[2:]))
         columns[row["round"], row["client"]] |= counts.columns
     return [{**row, **columns[row["round"], row["partition_id"]]} for row in clients]
 
 
 def with_statistics(row: Row, clients: Iterable[Row]) -> Row:
-    """Return the row of a round with the statistics over its clients.
-
-    Parameters
-    ----------
-    row : dict
-        With ``round``, and ``sampled_from`` if the evaluated clients are sampled.
-    clients : iterable of dict
-        The rows of the round's clients, as `with_evaluations` returns them.
-    """
+    """Return the row of a round with statistics over its clients, of `with_evaluations`."""
     rows = list(clients)
     error = standard_error(rows, row.get("sampled_from", 0))
     return {"round": row["round"], **accuracy_statistics(rows), **error, **row}
