@@ -249,10 +249,11 @@ class PersonalizedStrategy(Method, Strategy):
         server_round += self._rounds_before
         self.current.start_clock()
         # A client may have disconnected since its train reply, which can have its counts.
-        replied = self.evaluations.current(self.current.metrics)
+        counted = self.evaluations.current
+        replied = counted.keys() & self.current.metrics.keys()
         candidates = sorted({*self.round.reachable, *replied})
         self.current.evaluated = self.plan.evaluated(server_round, candidates)
-        asked = self.evaluations.missing(self.current.evaluated)
+        asked = [n for n in self.current.evaluated if n not in counted]
         payloads = partial(self.evaluate_payload, server_round)
         return self.current.exchange.to_evaluate(asked, payloads, grid)
 
@@ -262,9 +263,10 @@ class PersonalizedStrategy(Method, Strategy):
         """Compute accuracy per client, and finish the round."""
         server_round += self._rounds_before
         self.current.stop_clock("evaluate")
-        self.evaluations.add(self._evaluations_in(replies))
+        counted = self.evaluations.current
+        counted |= self._evaluations_in(replies)
         results = self.results()
-        evaluated = self.evaluations.current(self.current.evaluated)
+        evaluated = {n: counted[n] for n in self.current.evaluated if n in counted}
         table = self.evaluations.rows(server_round, evaluated)
         further = {n: evaluation.columns for n, evaluation in evaluated.items()}
         clients = self.current.client_rows(self.members.clients, further)
@@ -306,9 +308,11 @@ class PersonalizedStrategy(Method, Strategy):
     def _discard_evaluations(self, server_round: int, sampled: Iterable[int]) -> None:
         """Discard counts of models that change; after the last round all are evaluated."""
         is_last = server_round == self.plan.num_server_rounds
-        self.evaluations.discard(
-            self.members.clients if is_last or not self.record.evaluates_trained_model else sampled
+        changed = (
+            sampled if self.record.evaluates_trained_model and not is_last else self.members.clients
         )
+        for n in changed:
+            self.evaluations.current.pop(n, None)
 
     def _check_train_reply(self, reply: Reply) -> None:
         self.evaluations.check(reply)

@@ -2,7 +2,7 @@
 
 A sampled client trains the global model w as in FedAvg. It trains its personal model v, which is
 never sent, on ``F_n(v) + lambda / 2 * ||v - w||²`` with the received w (Algorithm 1). v is
-evaluated; the accuracy of w is reported as ``global-accuracy``.
+evaluated; w is evaluated beside it, as the ``global`` model.
 
 Differences from the paper
 --------------------------

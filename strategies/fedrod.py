@@ -15,7 +15,7 @@ Differences from the paper
 - The personal head starts at zero, so that a client that has not trained predicts as the global
   model. What p starts from is not stated in the texts that were at hand.
 - A client is evaluated with the averaged model and its own head, and the averaged model alone is
-  reported beside it (``global_accuracy``).
+  evaluated beside it, as the ``global`` model.
 - Momentum of p is kept from round to round. That of the global model starts anew.
 """
 

@@ -64,20 +64,16 @@ def showing(run: Run, model: str) -> Run:
     """
     other, rows = replace(run), run.evaluation_rows
     evaluated = {(row["round"], row["client"]) for row in rows if row["model"] == "own"}
-    of_model = [row for row in rows if row["model"] == model]
-    about_accuracy = accuracy_statistics(run.client_rows)
-    # What a run reads from its files is cached.
-    vars(other)["_stored"] = {
-        EVALUATIONS: [
-            {**row, "model": "own"}
-            for row in of_model
-            if (row["round"], row["client"]) in evaluated
-        ],
-        "clients": [_only(row, OF_EVERY_MODEL) for row in run.client_rows],
-        "rounds": [_only(row, row.keys() - about_accuracy.keys()) for row in run.stored("rounds")],
-    }
+    known = [row for row in rows if (row["round"], row["client"]) in evaluated]
+    about_accuracy = accuracy_statistics(run.client_rows).keys()
     further = {name: table for name, table in run.further_rows.items() if name != NEW_CLIENTS}
-    vars(other)["further_rows"] = further
+    # What a run reads from its files is cached.
+    stored = {
+        EVALUATIONS: [{**row, "model": "own"} for row in known if row["model"] == model],
+        "clients": [_only(row, OF_EVERY_MODEL) for row in run.client_rows],
+        "rounds": [_only(row, row.keys() - about_accuracy) for row in run.stored("rounds")],
+    }
+    vars(other).update(_stored=stored, further_rows=further)
     vars(other)["summary"] = summarize(other, (run.summary or {})["seconds"])
     return other
 

@@ -105,19 +105,8 @@ class Safeguard:
     ) -> dict[str, float]:
         """Evaluate the private model, choose the weight, and count what would be deployed.
 
-        Parameters
-        ----------
-        method : mapping of str to Tensor
-            Logits of the method's model on both splits, (n, K).
-        server_round : int
-            Round of the evaluation.
-        seeded : callable
-            Seeds what the private model draws.
-
-        Returns
-        -------
-        dict of str to float
-            Counts of both, and the metrics of `strategies.core.safeguard`.
+        `method` has logits of the method's model by split, (n, K); `seeded` seeds what the private
+        model draws.
         """
         alone, data = self.alone, self.alone.data
         with seeded("evaluate", server_round):

@@ -196,24 +196,14 @@ class ServingClient(StatefulClient):
             return evaluate(self.classifier, data.validation_images, data.validation_labels).rank
 
     def counted_when(self, moment: EvaluatedModel) -> dict[str, float]:
-        """Count the model's correct predictions if the method `evaluates` it at this moment.
-
-        Returns
-        -------
-        dict of str to float
-            As `counted_as`; empty at other moments, and in rounds without evaluation.
-        """
+        """Count as `counted_as` if the method `evaluates` the model at this moment of the round."""
         is_due = self.request.evaluate and moment in self.run.method.record.evaluates
         return self.counted_as(moment) if is_due else {}
 
     def counted_as(self, name: EvaluatedModel) -> dict[str, float]:
-        """Count the correct predictions of `model`, with the statistics of an evaluation.
+        """Count the correct predictions of `model` on each split, as metrics of this name.
 
-        Returns
-        -------
-        dict of str to float
-            Counts and losses on each split, by names of `strategies.core.counts`; empty where the
-            node withholds counts.
+        It has the statistics of an evaluation meanwhile. Empty where the node withholds counts.
         """
         if not self.policy.allow_counts:
             return {}
@@ -226,15 +216,7 @@ class ServingClient(StatefulClient):
         return {split: self.predict(model, images) for split, (images, _) in splits}
 
     def _count(self, server_round: int) -> tuple[dict[str, float], bytes]:
-        """Evaluate `classifier` on the client's test split, and on its validation split if any.
-
-        Returns
-        -------
-        dict of str to float
-            Counts, losses and measures.
-        bytes
-            Which test images are classified correctly, if the run records it.
-        """
+        """Return counts and measures of `classifier`, and which test images it gets right."""
         data, answers = self.data, b""
         logits = self._logits(self.classifier)
         metrics, test = counts_of("own", logits, data), logits["test"]

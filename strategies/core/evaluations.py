@@ -89,6 +89,8 @@ class Evaluations:
 
     Attributes
     ----------
+    current : dict of int to Evaluation
+        By partition-id. Clients whose models change are removed.
     metrics : tuple of Metric
         What replies may report.
     """
@@ -101,7 +103,7 @@ class Evaluations:
     ) -> None:
         self._plan = plan
         self._clients = clients
-        self._current: dict[int, Evaluation] = {}
+        self.current: dict[int, Evaluation] = {}
         self._in_training: list[Row] = []
         guarded = GUARDED if plan.safeguard.is_on else ()
         self.metrics = (
@@ -111,26 +113,9 @@ class Evaluations:
             FINE_TUNING_STEPS,
         )
 
-    def discard(self, partition_ids: Iterable[int]) -> None:
-        """Discard the evaluations of clients whose models change."""
-        for partition_id in partition_ids:
-            self._current.pop(partition_id, None)
-
-    def missing(self, partition_ids: Iterable[int]) -> list[int]:
-        """Return the clients among some that have no current evaluation."""
-        return [n for n in partition_ids if n not in self._current]
-
-    def current(self, partition_ids: Iterable[int]) -> dict[int, Evaluation]:
-        """Return the current evaluations of some clients; others are left out."""
-        return {n: self._current[n] for n in partition_ids if n in self._current}
-
     def rows(self, server_round: int, evaluated: Mapping[int, Evaluation]) -> list[Row]:
         """Return a round's rows of the table: some evaluations, and counts of the training."""
         return [*rows_of(server_round, evaluated), *self._in_training]
-
-    def add(self, evaluations: Mapping[int, Evaluation]) -> None:
-        """Store evaluations by partition-id."""
-        self._current |= evaluations
 
     def read(
         self, exchange: Exchange, replies: Iterable[Message], further: Sequence[Metric]
@@ -173,7 +158,7 @@ class Evaluations:
             reported = {k: v for k, v in reply.metrics.items() if k in names}
             found = read_evaluation(reported, reply.answers)
             if found.has_accuracy:
-                self.add({n: found})
+                self.current[n] = found
             self._in_training += [
                 # A distillation is the last step of the round before.
                 evaluation_row(server_round - (counts.model == "distilled"), n, counts)
@@ -186,19 +171,9 @@ class Evaluations:
 def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evaluation:
     """Return what a client reports of models that it keeps.
 
-    Parameters
-    ----------
-    metrics : mapping of str to float
-        Counts, and other metrics of an evaluation.
-    answers : bytes
-        Which test images are right, see `strategies.core.answers`; empty if not known.
-
-    Returns
-    -------
-    Evaluation
-        Its columns are the other metrics. With counts by class also ``held_accuracy`` on the
-        client's training classes and ``other_accuracy`` on the other classes that it reports, if
-        the test split has any. With answers these as text, ``answers``.
+    Columns are the metrics besides counts, and `answers` as text. Counts by class add
+    ``held_accuracy`` on the client's training classes, and ``other_accuracy`` on the other classes
+    that it reports, if the test split has any.
     """
     of_counts = {metric.name for metric in metrics_of(MODELS)}
     row = {k.replace("-", "_"): value for k, value in metrics.items() if k not in of_counts}
@@ -256,12 +231,7 @@ def without_answers(clients: Iterable[Row]) -> list[Row]:
 
 
 def accuracy_statistics(clients: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Summarize the clients' accuracies.
-
-    Parameters
-    ----------
-    clients : iterable of mapping
-        A row per client, as `with_evaluations` returns it.
+    """Summarize the rows of clients, as `with_evaluations` returns them.
 
     Returns
     -------
@@ -300,22 +270,10 @@ def accuracy_statistics(clients: Iterable[Mapping[str, Any]]) -> dict[str, float
 
 
 def standard_error(clients: Iterable[Mapping[str, Any]], sampled_from: int) -> dict[str, float]:
-    """Return the standard error of the mean accuracy of sampled clients.
+    """Return the standard error of the mean accuracy of clients that are sampled from N.
 
     With n of N clients drawn without replacement and their standard deviation s (n - 1 in the
-    denominator), it is ``s / sqrt(n) * sqrt(1 - n/N)``.
-
-    Parameters
-    ----------
-    clients : iterable of mapping
-        A row per client, as `with_evaluations` returns it; clients without accuracy are left out.
-    sampled_from : int
-        N; 0 if clients are not sampled.
-
-    Returns
-    -------
-    dict of str to float
-        ``accuracy_standard_error``; empty if clients are not sampled, or fewer than two are.
+    denominator), it is ``s / sqrt(n) * sqrt(1 - n/N)``. Empty for N = 0, and for n below two.
     """
     accuracies = [row["accuracy"] for row in _evaluated(clients)]
     size = len(accuracies)

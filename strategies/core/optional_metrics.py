@@ -67,12 +67,7 @@ def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, .
 
 
 def check_class_counts(metrics: Mapping[str, float]) -> None:
-    """Refuse counts by class that do not add up to the total counts.
-
-    Parameters
-    ----------
-    metrics : mapping of str to float
-        The counts of the own model, which have been checked if reported; class counts are optional.
+    """Refuse counts by class that do not add up to those of the own model, which were checked.
 
     Raises
     ------

@@ -86,13 +86,7 @@ SAFEGUARD_COLUMNS = ("safeguarded_accuracy", "private_accuracy", "safeguard_weig
 
 
 def check_safeguarded(metrics: Mapping[str, float]) -> None:
-    """Refuse impossible numbers of a safeguard.
-
-    Parameters
-    ----------
-    metrics : mapping of str to float
-        The metrics of an evaluation, whose counts have been checked. Those of a safeguard are
-        optional.
+    """Refuse impossible numbers of a safeguard in metrics whose counts have been checked.
 
     Raises
     ------
