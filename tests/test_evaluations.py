@@ -14,6 +14,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.groups import new_client_accuracies
 from fedkd_flwr.analysis.shown_models import at_best_models, showing
+from fedkd_flwr.methods import METHODS
 from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import Evaluations, standard_error
 from strategies.core.method_record import MethodRecord
@@ -62,17 +63,21 @@ def test_only_clients_of_the_round_have_an_accuracy_after_training(small, tmp_pa
     assert list(counted["partition_id"]) == list(trained[trained["round"] == 2]["partition_id"])
 
 
-@pytest.mark.parametrize("method", ["fedamp", "pfedgraph", "fedgh"])
-def test_clients_that_train_what_they_receive_are_counted_before_it(method, small, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "others"),
+    [
+        *((name, set()) for name in ("local", "kt-pfl")),
+        *((name, {"global"}) for name in ("ditto", "persfl")),
+        *((name, {"received"}) for name in ("fedamp", "pfedgraph", "fedgh")),
+    ],
+)
+def test_a_method_evaluates_the_models_that_its_record_names(method, others, small, tmp_path):
     run = run_of(small, tmp_path, strategy=method, models="mlp", **{"num-server-rounds": 2})
-    received = run.clients["received_accuracy"]
-    assert received.notna().all() and list(received) != list(run.clients["accuracy"])
-
-
-@pytest.mark.parametrize("method", ["local", "kt-pfl", "ditto"])
-def test_methods_that_replace_no_model_have_one_moment(method, small, tmp_path):
-    run = run_of(small, tmp_path, strategy=method, models="mlp", **{"num-server-rounds": 1})
-    assert not [name for name in run.clients if name.startswith(("received_", "trained_"))]
+    assert {*run.evaluations["model"]} == {"own", *others}
+    assert {*METHODS[method].record.evaluates} == others
+    for other in others:
+        found = run.clients.dropna(subset=f"{other}_accuracy")
+        assert len(found) and list(found[f"{other}_accuracy"]) != list(found["accuracy"])
 
 
 def table_of(run):
@@ -87,25 +92,19 @@ def test_the_table_has_a_row_per_round_client_model_and_split(small, tmp_path):
     assert set(table_of(run).index) == expected and len(run.evaluations) == len(expected)
     clients = run.clients.set_index(["round", "partition_id"])
     table = run.evaluations.set_index(["round", "client"])
-    for model, split, prefix in [
-        ("own", "test", ""),
-        ("trained", "validation", "trained_validation_"),
-    ]:
-        rows = table[(table["model"] == model) & (table["split"] == split)]
-        assert (rows["correct"] / rows["total"]).to_dict() == clients[f"{prefix}accuracy"].to_dict()
+    rows = table[(table["model"] == "trained") & (table["split"] == "validation")]
+    accuracies = rows["correct"] / rows["total"]
+    assert accuracies.to_dict() == clients["trained_validation_accuracy"].to_dict()
     # An accuracy is on disk once.
     for name in ("rounds", "clients"):
         assert not [key for row in run.stored(name) for key in row if "accuracy" in key]
 
 
-def test_the_global_model_is_a_row_beside_the_own_one(small, tmp_path):
-    run = run_of(small, tmp_path, strategy="ditto", models="mlp")
-    assert set(run.evaluations["model"]) == {"own", "global"}
-
-
 def as_of_an_earlier_version(run):
     """Rewrite a run as version 0.1.0 wrote it: accuracies in the rows of rounds and clients."""
-    rows = {"rounds": run.round_rows, "clients": run.client_rows}
+    lost = ("trained_correct", "trained_validation_correct")
+    clients = [{k: v for k, v in row.items() if k not in lost} for row in run.client_rows]
+    rows = {"rounds": run.round_rows, "clients": clients}
     arrays = load_file(file := run.path / "checkpoint/server.safetensors")
     for name, lines in rows.items():
         write_lines(table := run.path / f"{name}.jsonl", lines)
