@@ -248,19 +248,13 @@ class Run:
         lost = set(range(1, rounds + 1)) - {row["round"] for row in self.client_rows}
         if lost:
             raise self._damaged_lines("clients", f"it has no line of round {min(lost)}")
-        self._require_evaluations()
+        last = (self.summary or {}).get("last_round")
+        if last and self.round_rows[int(last["round"]) - 1]["accuracy_mean"] is None:
+            raise self._damaged_lines(EVALUATIONS, f"it has no line of round {last['round']:.0f}")
         for file in (self.path / MATRICES).glob("*.npy"):
             there = len(self._rounds_of(file))
             if there < rounds:
                 raise self._damaged_matrix(file, f"it holds {there} of {rounds} rounds")
-
-    def _require_evaluations(self) -> None:
-        """Check that the table of evaluations has the last evaluated round of a finished run."""
-        last = (self.summary or {}).get("last_round")
-        last_row = self.round_rows[int(last["round"]) - 1] if last else {}
-        if last and last_row["accuracy_mean"] is None:
-            reason = f"it has no line of round {last['round']:.0f}"
-            raise self._damaged_lines(EVALUATIONS, reason)
 
     def stored(self, name: str) -> list[Row]:
         """Return the rows of a table as they are stored; an incomplete last line is ignored."""

@@ -92,10 +92,7 @@ class CurrentRound:
     def columns(self, metrics: Iterable[Metric]) -> dict[str, Any]:
         """Return the columns of the round's row that follow from its messages.
 
-        Parameters
-        ----------
-        metrics : iterable of Metric
-            The metrics that the method declares.
+        `metrics` are those that the method declares.
         """
         reported = self.metrics.values()
         return {
@@ -115,12 +112,7 @@ class CurrentRound:
     ) -> list[Row]:
         """Return one row per client that was evaluated, sampled or failed in the round.
 
-        Parameters
-        ----------
-        clients : mapping of int to ClientInfo
-            All clients that have joined, by partition-id.
-        evaluations : mapping of int to dict
-            Columns that the evaluations of the round add, by partition-id.
+        `evaluations` are columns to add, by partition-id.
         """
         traffic, failures = self.exchange.traffic.by_client, self.exchange.failures
         return [

@@ -51,7 +51,7 @@ COLUMNS = ("round", "client", "model", "split", "correct", "total", "loss")
 
 MEAN_COLUMNS = (
     *MEANS,
-    *(f"{column_prefix(m, split)}accuracy" for m, split in product(MODELS, SPLITS) if m != "own"),
+    *(f"{prefix}accuracy" for pair in product(MODELS, SPLITS) if (prefix := column_prefix(*pair))),
     "safeguard_weight",
 )
 """Columns of a client whose means are in the row of a round, if reported."""
@@ -115,7 +115,8 @@ class Evaluations:
 
     def rows(self, server_round: int, evaluated: Mapping[int, Evaluation]) -> list[Row]:
         """Return a round's rows of the table: some evaluations, and counts of the training."""
-        return [*rows_of(server_round, evaluated), *self._in_training]
+        of_clients = [(n, counts) for n, found in evaluated.items() for counts in found.counts]
+        return [*(evaluation_row(server_round, *one) for one in of_clients), *self._in_training]
 
     def read(
         self, exchange: Exchange, replies: Iterable[Message], further: Sequence[Metric]
@@ -196,15 +197,6 @@ def evaluation_row(server_round: int, partition_id: int, counts: Counts) -> Row:
     return {"round": server_round, "client": partition_id, **vars(counts)}
 
 
-def rows_of(server_round: int, evaluations: Mapping[int, Evaluation]) -> list[Row]:
-    """Return the rows of evaluations, by partition-id, in the table of evaluations."""
-    return [
-        evaluation_row(server_round, n, counts)
-        for n, evaluation in evaluations.items()
-        for counts in evaluation.counts
-    ]
-
-
 def with_evaluations(clients: Iterable[Row], table: Iterable[Row]) -> list[Row]:
     """Return rows of clients with what follows from the table: accuracies, counts and losses."""
     columns: dict[tuple[int, int], Row] = defaultdict(dict)
@@ -242,29 +234,28 @@ def accuracy_statistics(clients: Iterable[Mapping[str, Any]]) -> dict[str, float
         ``fine_tuning_steps`` of all clients if there are any.
     """
     rows = list(clients)
-    means: dict[str, float | None] = {
+    further = {
         f"{name}_mean": float(np.mean(values))
         for name in MEAN_COLUMNS
         if (values := [row[name] for row in rows if row.get(name) is not None])
     }
+    names = ("accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max", "accuracy_weighted")
+    missing = dict.fromkeys((*names, "loss_mean", "validation_accuracy_mean"))
+    means: dict[str, float | None] = {**missing, **further}
     evaluated = _evaluated(rows)
     if not evaluated:
-        names = ("mean", "std", "min", "max", "weighted")
-        nothing = {f"accuracy_{name}": None for name in names}
-        return {**nothing, "loss_mean": None, "validation_accuracy_mean": None, **means}
+        return means
     accuracies = np.array([row["accuracy"] for row in evaluated])
     totals = np.array([row["total"] for row in evaluated])
     losses = [row["loss"] for row in evaluated if row.get("loss") is not None]
-    validation = [row["validation_accuracy"] for row in evaluated if "validation_accuracy" in row]
     return {
+        **means,
         "accuracy_mean": float(accuracies.mean()),
         "accuracy_std": float(accuracies.std()),
         "accuracy_min": float(accuracies.min()),
         "accuracy_max": float(accuracies.max()),
         "accuracy_weighted": float((accuracies * totals).sum() / totals.sum()),
         "loss_mean": float(np.mean(losses)) if len(losses) == len(evaluated) else None,
-        "validation_accuracy_mean": float(np.mean(validation)) if validation else None,
-        **means,
         **fine_tuning_steps(evaluated),
     }
 

@@ -76,18 +76,9 @@ def add_times(
     replies: Iterable[int],
     grid: Grid | None,
 ) -> None:
-    """Add how long the replies of an exchange took to the metrics of a round, if it is known.
+    """Add how long the replies of an exchange took to the metrics of a round, by partition-id.
 
-    Parameters
-    ----------
-    metrics : dict of int to dict
-        The metrics of the round, by partition-id.
-    clients : mapping of int to ClientInfo
-        All clients, by partition-id.
-    replies : iterable of int
-        The clients with a valid reply.
-    grid : Grid
-        The grid of the exchange. If it has an attribute ``waited``, these are seconds by node id.
+    It is known if the grid has an attribute ``waited``, seconds by node id.
     """
     waited: Mapping[int, float] = getattr(grid, "waited", {})
     for n in replies:

@@ -46,15 +46,7 @@ def class_counts(number: int | str) -> tuple[str, str]:
 
 
 def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, ...]:
-    """Return the metrics that clients may report for the requested measures.
-
-    Parameters
-    ----------
-    measures : collection of str
-        Some of `MEASURES`.
-    classes : int
-        K.
-    """
+    """Return the metrics that clients may report for some of `MEASURES`, with K classes."""
     metrics = [
         Metric(name, averaged=False, low=0, high=1)
         for measure, name in METRIC_OF.items()

@@ -105,19 +105,9 @@ class RowObserver(Observer):
 def mean_metrics(
     replies: Iterable[Mapping[str, float]], metrics: Iterable[Metric]
 ) -> dict[str, float]:
-    """Return the means of metrics over clients, as columns ``NAME_mean``.
+    """Return the means of averaged metrics over the clients that report them, as ``NAME_mean``.
 
-    Parameters
-    ----------
-    replies : iterable of mapping
-        The metrics of each reply.
-    metrics : iterable of Metric
-        The metrics that the method declares.
-
-    Returns
-    -------
-    dict of str to float
-        The means of averaged metrics that at least one client reported.
+    `replies` are the metrics of each reply, `metrics` those that the method declares.
     """
     rows = list(replies)
     means = {}
