@@ -46,15 +46,6 @@ def test_the_only_client_of_kt_pfl_on_parameters_receives_its_own_last_model(one
     assert clients["received_accuracy"].iloc[0] != clients["accuracy"].iloc[0]
 
 
-def test_local_training_helps_clients_with_few_classes(small, tmp_path):
-    split = {"partition": "two-classes", "num-server-rounds": 2, "models": "mlp"}
-    run = run_of(small, tmp_path, strategy="fedavg", **split)
-    means = run.clients.groupby("round")[["accuracy", "trained_accuracy"]].mean()
-    assert list(run.rounds["trained_accuracy_mean"]) == pytest.approx(means["trained_accuracy"])
-    assert list(run.rounds["accuracy_mean"]) == pytest.approx(means["accuracy"])
-    assert (means["trained_accuracy"] > means["accuracy"] + 0.1).all()
-
-
 def test_only_clients_of_the_round_have_an_accuracy_after_training(small, tmp_path):
     half = {"fraction-train": 0.5, "evaluate-every": 2, "num-server-rounds": 2, "models": "mlp"}
     clients = run_of(small, tmp_path, strategy="fedavg", **half).clients
