@@ -100,7 +100,7 @@ class APFLClient(SharedModelClient, ParameterClient):
         """Evaluate the global model for comparison, then mix the private model with it."""
         private = copied_state(self.model)
         self.receive_model(received)
-        counts = self.counted_as("global")
+        counts = self.counted("global")
         shared = copied_state(self.model)
         fill_model(self.model, private)
         with torch.no_grad():

@@ -100,7 +100,7 @@ class FedRoDClient(ParameterClient):
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the global model for comparison, then add the personal head to its own."""
         self.receive_model(received)
-        counts = self.counted_as("global")
+        counts = self.counted("global")
         # The sum of two linear layers on the same features is one.
         own, personal = head_of(self.model), self.personal_head()
         own.weight.add_(personal.weight)

@@ -35,7 +35,7 @@ class ParameterClient(PersonalClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Load the received model, train locally, and reply with the result."""
         self.receive_model(received)
-        counts = self.counted_when("received")
+        counts = self.counted("received")
         loss = self.train_locally(server_round, self.local_loss(received))
         metrics = {"train-loss": loss, **counts}
         return TrainReply({**self.model_arrays(), **self.extra_parts()}, metrics)
@@ -97,7 +97,7 @@ class PersonalModelClient(ParameterClient):
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the global model for comparison, then prepare the personal model."""
         self.receive_model(received)
-        counts = self.counted_as("global")
+        counts = self.counted("global")
         self.recall_personal_model(received)
         return counts
 

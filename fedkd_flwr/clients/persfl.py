@@ -161,7 +161,7 @@ class PersFLClient(ParameterClient):
         DivergedError
             If the distillation diverged for every pair.
         """
-        counts = self.counted_as("global")
+        counts = self.counted("global")
         fill_model(self.model, self.state.teacher)
         teacher_accuracy = self.test_accuracy()
         search = self.searched(server_round)

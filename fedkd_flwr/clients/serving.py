@@ -36,7 +36,7 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.optional_metrics import measured
 from strategies.core.answers import packed_answers
-from strategies.core.counts import EvaluatedModel, Split, metric_name
+from strategies.core.counts import IN_TRAINING, EvaluatedModel, Split, metric_name
 from strategies.core.evaluations import read_evaluation
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
@@ -133,7 +133,7 @@ class ServingClient(StatefulClient):
         self._recall_for(request)
         reply = self.train(request.arrays, request.server_round, request.phase)
         require_reply(reply, type(self))
-        counts = self.counted_when("trained")
+        counts = self.counted("trained")
         self.local.limit_metrics(reply.metrics)
         reply.metrics.update(counts)
         reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
@@ -195,17 +195,14 @@ class ServingClient(StatefulClient):
         with self.local.evaluation_statistics(self.classifier, data.train_images):
             return evaluate(self.classifier, data.validation_images, data.validation_labels).rank
 
-    def counted_when(self, moment: EvaluatedModel) -> dict[str, float]:
-        """Count as `counted_as` if the method `evaluates` the model at this moment of the round."""
-        is_due = self.request.evaluate and moment in self.run.method.record.evaluates
-        return self.counted_as(moment) if is_due else {}
-
-    def counted_as(self, name: EvaluatedModel) -> dict[str, float]:
+    def counted(self, name: EvaluatedModel) -> dict[str, float]:
         """Count the correct predictions of `model` on each split, as metrics of this name.
 
-        It has the statistics of an evaluation meanwhile. Empty where the node withholds counts.
+        It has the statistics of an evaluation meanwhile. Empty if the method does not evaluate this
+        model, in the training of a round without evaluation, and where the node withholds counts.
         """
-        if not self.policy.allow_counts:
+        is_due = self.request.evaluate or name not in IN_TRAINING
+        if not (is_due and name in self.run.method.record.evaluates and self.policy.allow_counts):
             return {}
         with self.local.evaluation_statistics(self.model, self.data.train_images):
             return counts_of(name, self._logits(self.model), self.data)
