@@ -114,7 +114,7 @@ class KTpFLParams(ParameterStrategy):
         settings_type=KTpFLParamsSettings,
         dp_sgd=True,
         evaluates_trained_model=True,
-        second_evaluation="received",
+        evaluates=("received",),
     )
     settings: KTpFLParamsSettings
     state: KTpFLParamsState

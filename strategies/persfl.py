@@ -205,13 +205,12 @@ class PersFL(FedAvg):
         settings_type=PersFLSettings,
         trains_new_clients=True,
         keeps_global_models=True,
-        second_evaluation="",
+        evaluates=("global",),
         evaluation_metrics=(
             Metric("lambda", low=0, high=1),
             Metric("temperature", low=0),
             Metric("teacher-round", low=0),
             Metric("teacher-accuracy", low=0, high=1),
-            Metric("global-accuracy", low=0, high=1),
         ),
     )
     settings: PersFLSettings

@@ -261,7 +261,7 @@ class UncountedClient(PersonalClient):
         (
             Local,
             UncountedClient,
-            "client 0, reports 0 correct predictions out of 0 samples, but has 5",
+            "client 0, sends answers without the counts that they belong to",
         ),
     ],
 )

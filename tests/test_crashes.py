@@ -178,6 +178,7 @@ CONFIG_DAMAGES = {
 NEWEST = (
     "rounds.jsonl",
     "clients.jsonl",
+    "evaluations.jsonl",
     "pairs.jsonl",
     "matrices/coefficients.npy",
     "checkpoint/server.safetensors",

@@ -14,7 +14,7 @@ from fedkd_flwr.cli import app
 from fedkd_flwr.memory.folder import FORGOTTEN
 from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run
 
-TEXTS = ("config.json", "summary.json", "rounds.jsonl", "clients.jsonl")
+TEXTS = ("config.json", "summary.json", "rounds.jsonl", "clients.jsonl", "evaluations.jsonl")
 CHECKPOINT = "checkpoint/server.safetensors"
 
 
@@ -118,6 +118,7 @@ def test_a_damaged_checkpoint_cannot_be_continued(damage, run):
     [
         ("rounds.jsonl", "it holds 0 of 2 rounds"),
         ("clients.jsonl", "it has no line of round 1"),
+        ("evaluations.jsonl", "it has no line of round 2"),
     ],
 )
 def test_a_finished_run_without_its_lines_is_damaged(name, sentence, run):

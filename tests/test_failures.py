@@ -161,8 +161,8 @@ def test_two_nodes_with_one_partition_count_once(small, tmp_path, logged):
 @pytest.mark.parametrize(
     ("metric", "value", "reason"),
     [
-        ("loss", float("nan"), "loss = nan is out of range"),
-        ("correct", 10**6, "reports 1e+06 correct predictions"),
+        ("own-test-loss", float("nan"), "own-test-loss = nan is out of range"),
+        ("own-test-correct", 10**6, "reports 1e+06 own-test-correct predictions"),
     ],
 )
 def test_impossible_counts_are_dropped(metric, value, reason, small, tmp_path):
@@ -378,7 +378,7 @@ def scripted_client(num_clients, drop, generator):
         if kind == "train":
             predictions = generator.dirichlet(np.ones(10), size=100).astype(np.float32)
             arrays = ArrayRecord({"predictions": Array(predictions)})
-        counts = {"correct": 90 - n, "total": 100, "loss": 0.5}
+        counts = {"own-test-correct": 90 - n, "own-test-total": 100, "own-test-loss": 0.5}
         sizes = {"num-examples": 100, "test-size": 100, "validation-size": 0}
         numbers = sizes if message.metadata.message_type == "query" else counts
         info = ConfigRecord({"partition-id": n, "model": "mlp", "public-hash": "a" * 64})

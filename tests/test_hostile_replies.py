@@ -83,16 +83,17 @@ def claim_a_list_of_partitions(content):
 
 def half_a_validation(content):
     numbers = dict(content["metrics"])
-    numbers.pop("validation-correct", None)
-    content["metrics"] = MetricRecord({**numbers, "correct": 0, "total": 1, "validation-total": 7})
+    numbers.pop("own-validation-correct", None)
+    half = {"own-test-correct": 0, "own-test-total": 1, "own-validation-total": 7}
+    content["metrics"] = MetricRecord(numbers | half)
 
 
 def loss_alone(content):
-    content["metrics"] = MetricRecord({"loss": 0.5})
+    content["metrics"] = MetricRecord({"own-test-loss": 0.5})
 
 
 def more_of_a_class(content):
-    numbers = {"correct": 1, "total": 1, "class-0-correct": 1, "class-0-total": 10**6}
+    numbers = {"own-test-correct": 1, "own-test-total": 1, "class-0-correct": 1}
     content["metrics"] = MetricRecord(
         {**numbers, **dict(content["metrics"]), "class-0-total": 10**6}
     )
@@ -123,19 +124,19 @@ ATTACKS = {
     "another partition": claim_another_partition,
     "a list for a partition": claim_a_list_of_partitions,
     "nobody": without_info,
-    "too many correct": with_metrics(correct=10**6, total=1),
-    "too many of everything": with_metrics(correct=10**6, total=10**6),
-    "a fraction of an answer": with_metrics(correct=0.5, total=1),
+    "too many correct": with_metrics(own_test_correct=10**6, own_test_total=1),
+    "too many of everything": with_metrics(own_test_correct=10**6, own_test_total=10**6),
+    "a fraction of an answer": with_metrics(own_test_correct=0.5, own_test_total=1),
     "validation counts beyond all bounds": with_metrics(
-        correct=1, total=1, validation_correct=10**6, validation_total=1
+        own_test_correct=1, own_test_total=1, own_validation_correct=10**6, own_validation_total=1
     ),
     "half a validation": half_a_validation,
-    "a loss of NaN": with_metrics(loss=float("nan"), train_loss=float("nan")),
-    "a loss of 1e38": with_metrics(loss=1e38, train_loss=1e38),
+    "a loss of NaN": with_metrics(own_test_loss=float("nan"), train_loss=float("nan")),
+    "a loss of 1e38": with_metrics(own_test_loss=1e38, train_loss=1e38),
     "a loss without counts": loss_alone,
     "a calibration beyond 1": with_metrics(calibration_error=1.5),
     "classes that do not add up": more_of_a_class,
-    "lists for numbers": with_metrics(correct=[1, 2], loss=[0.0]),
+    "lists for numbers": with_metrics(own_test_correct=[1, 2], own_test_loss=[0.0]),
     "answers to more images": with_answers(lambda answers: answers + b"\0"),
     "10 MB of answers": with_answers(lambda answers: bytes(10**7)),
     "one more right answer": with_answers(lambda answers: bytes([answers[0] ^ 128]) + answers[1:]),

@@ -360,7 +360,7 @@ def scripted_app(public_size, classes):
         n = context.node_config["partition-id"]
         info = ConfigRecord({"partition-id": n, "model": "vgg11"})
         sizes = {"num-examples": 1 + n, "test-size": 2, "validation-size": 0}
-        counts = {"correct": 1, "total": 2}
+        counts = {"own-test-correct": 1, "own-test-total": 2}
         metrics = MetricRecord(sizes if message.metadata.message_type == "query" else counts)
         arrays = {"predictions": answers[n % classes]}
         is_train = message.metadata.message_type == "train"

@@ -23,9 +23,10 @@ from fedkd_flwr.training.blending import (
     chosen,
     mixed,
 )
+from strategies.core.counts import metrics_of
 from strategies.core.replies import InvalidReplyError
 from strategies.core.rounds import NEW_CLIENTS
-from strategies.core.safeguard import SAFEGUARD_METRICS, check_safeguarded
+from strategies.core.safeguard import GUARDED, SAFEGUARD_METRICS, check_safeguarded
 from tests.helpers import Witness, run_with
 
 
@@ -215,7 +216,7 @@ def test_nodes_with_flowers_records_give_the_same_numbers(base, tmp_path):
     run_with(plain, {**guarded, "safeguard": "none"}, tmp_path / "plain")
     # The private model changes no array of a message, and no message without a safeguard.
     assert {k: set(v) for k, v in witness.up.items()} == {k: set(v) for k, v in plain.up.items()}
-    further = {metric.name for metric in SAFEGUARD_METRICS}
+    further = {metric.name for metric in (*SAFEGUARD_METRICS, *metrics_of(GUARDED))}
     trained = [key for key in witness.metrics if key[1] == "train"]
     assert len(trained) == 6
     for key in trained:
@@ -225,35 +226,30 @@ def test_nodes_with_flowers_records_give_the_same_numbers(base, tmp_path):
 # ---- Server, settings, memory and comparisons ----------------------------------------------
 
 
+OWN, PRIVATE, DEPLOYED = (f"{who}-test-correct" for who in ("own", "private", "deployed"))
+SAFE = {"own-test-total": 10, OWN: 6, PRIVATE: 7, DEPLOYED: 8}
+SAFE |= {"safeguarded-lost": 1, "method-lost": 2, "safeguard-weight": 0.5}
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"safeguarded-correct": 11},
         {"safeguarded-lost": 8},
-        {"private-correct": 1.5},
-        {"safeguarded-lost": 0, "safeguarded-correct": 4},
-        {"method-lost": 0, "correct": 6},
+        {"safeguarded-lost": 0, DEPLOYED: 4},
+        {"method-lost": 0, OWN: 6},
         {"method-lost": 2.5},
     ],
 )
 def test_counts_that_contradict_each_other_are_refused(change):
-    counts = {"total": 10, "correct": 6, "private-correct": 7, "safeguarded-correct": 8}
-    counts |= {"safeguarded-lost": 1, "method-lost": 2, "safeguard-weight": 0.5}
-    check_safeguarded(counts)
-    with pytest.raises(InvalidReplyError, match="safeguard"):
-        check_safeguarded({**counts, **change})
-    del counts["private-correct"]
-    with pytest.raises(InvalidReplyError, match="without the rest"):
-        check_safeguarded(counts)
+    check_safeguarded(SAFE)
+    with pytest.raises(InvalidReplyError, match="contradict each other"):
+        check_safeguarded({**SAFE, **change})
 
 
-@pytest.mark.parametrize("missing", ["correct", "total"])
-def test_counts_of_a_safeguard_without_the_total_counts_are_refused(missing):
-    names = ("correct", "total", *(metric.name for metric in SAFEGUARD_METRICS))
-    counts = dict.fromkeys(names, 0)
-    del counts[missing]
-    with pytest.raises(InvalidReplyError, match="without the total counts"):
-        check_safeguarded(counts)
+@pytest.mark.parametrize("missing", [OWN, PRIVATE, DEPLOYED, "method-lost", "safeguard-weight"])
+def test_numbers_of_a_safeguard_belong_together(missing):
+    with pytest.raises(InvalidReplyError, match=f"not {missing}"):
+        check_safeguarded({name: SAFE[name] for name in SAFE if name != missing})
 
 
 def test_what_a_safeguard_cannot_do_is_refused(small):

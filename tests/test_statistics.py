@@ -83,7 +83,8 @@ def test_the_global_model_is_evaluated_with_the_same_statistics(strategy, statis
     vectors = skewed(client)
     call = {"names": list(vectors), "server-round": 1}
     _, _, metrics = client.evaluate(list(vectors.values()), call)
-    assert metrics["global-accuracy"] == metrics["correct"] / metrics["total"]
+    assert metrics["global-test-correct"] == metrics["own-test-correct"]
+    assert metrics["global-test-loss"] == metrics["own-test-loss"]
 
 
 def test_dittos_global_model_has_the_accuracies_of_fedavg(small, tmp_path):

@@ -34,12 +34,12 @@ from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.safeguard_criterion import notes_on_safeguards
-from fedkd_flwr.analysis.second_evaluation import at_best_evaluations
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
     check_same_data,
     notes_on_content,
 )
+from fedkd_flwr.analysis.shown_models import at_best_models
 from fedkd_flwr.analysis.significance import Effect
 from fedkd_flwr.analysis.targets import check_target, notes_on_target
 from fedkd_flwr.analysis.verdicts import basis_of, verdicts, verdicts_on_new_clients
@@ -152,8 +152,8 @@ def compare(
     against : str
         What every method is compared with: a method, or the label of one of its settings.
     best_evaluation : bool
-        Show each method as received or after local training, whichever has the better validation
-        accuracy; otherwise at the moment at which the method is evaluated.
+        Show the model with the best validation accuracy: the clients' own, as received, or after
+        local training. Otherwise their own.
     allow_code : str or iterable of str
         Code that the runs' configs may name, see `fedkd_flwr.load_run`. Tables need none; figures
         and reports rebuild the clients' data.
@@ -181,7 +181,7 @@ def compare(
         raise IncomparableRunsError(" ".join([reason, *damaged]))
     check_same_data(finished)
     groups, repeated = grouped(finished)
-    groups = at_best_evaluations(groups) if best_evaluation else groups
+    groups = at_best_models(groups) if best_evaluation else groups
     references = References(groups, against)
     if against != REFERENCE and not references.labels:
         raise ConfigError(

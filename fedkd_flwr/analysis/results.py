@@ -148,7 +148,6 @@ def run_results(
                 **_spread_over_clients(accuracies),
                 **_against_reference(own["gain"].dropna()),
                 "nll": last.get("loss_mean"),
-                **_at_second_moments(run),
                 **_means_over_clients(run),
                 **_of_new_clients(run, references.matched(label, seed)),
                 "numbers": summary["numbers_up"] + summary["numbers_down"],
@@ -184,19 +183,14 @@ def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:
     }
 
 
-def _at_second_moments(run: Run) -> dict[str, float]:
-    """Return mean accuracies at another moment, where all clients of the evaluation have one."""
-    rows = run.last_evaluations
-    return {
-        name: float(rows[name].mean()) if name in rows and rows[name].notna().all() else math.nan
-        for name in AT_SECOND_MOMENTS
-    }
-
-
 def _means_over_clients(run: Run) -> dict[str, float]:
-    """Return the means over clients of what the last evaluation measured."""
-    rows, names = run.last_evaluations, (*MEANS, *SAFEGUARD_COLUMNS)
-    return {name: float(rows[name].mean()) if name in rows else math.nan for name in names}
+    """Return the means over clients of what the last evaluation measured.
+
+    NaN for another moment if one of its clients lacks it.
+    """
+    names = (*MEANS, *SAFEGUARD_COLUMNS, *AT_SECOND_MOMENTS)
+    rows = run.last_evaluations.reindex(columns=names)
+    return {name: float(rows[name].mean(skipna=name not in AT_SECOND_MOMENTS)) for name in names}
 
 
 def _of_new_clients(run: Run, reference: Run | None) -> dict[str, float]:

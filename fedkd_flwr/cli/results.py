@@ -59,7 +59,7 @@ def compare(
         bool,
         typer.Option(
             "--best-evaluation",
-            help="Show each method as received or after local training, by validation accuracy.",
+            help="Show the model with the best validation accuracy, such as that as received.",
         ),
     ] = False,
     across: Annotated[

@@ -31,7 +31,7 @@ from fedkd_flwr.training.loop import (
     random_batches,
     statistics_of,
 )
-from strategies.core.evaluations import counts_at
+from strategies.core.counts import metrics_of
 from strategies.core.flower import log
 from strategies.core.metrics import DP_EPSILON, TRAIN_LOSS
 from strategies.core.randomness import random_generator
@@ -120,7 +120,7 @@ class LocalTraining:
 
     def _leave_counts(self, metrics: dict[str, float]) -> None:
         """Remove all metrics but counts of test and validation samples."""
-        counts = {metric.name for metric in counts_at(self.run.method.record.second_evaluation)}
+        counts = {metric.name for metric in metrics_of(self.run.method.record.evaluates)}
         for name in metrics.keys() - counts:
             del metrics[name]
 

@@ -35,7 +35,7 @@ class ParameterClient(PersonalClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Load the received model, train locally, and reply with the result."""
         self.receive_model(received)
-        counts = self.counted_when("received")
+        counts = self.counted("received")
         loss = self.train_locally(server_round, self.local_loss(received))
         metrics = {"train-loss": loss, **counts}
         return TrainReply({**self.model_arrays(), **self.extra_parts()}, metrics)
@@ -91,15 +91,15 @@ class PersonalModelClient(ParameterClient):
     """Keeps a personal model in addition to the global one, and is evaluated with it.
 
     The personal model is `model` at the end of a training. Before its first training, a client
-    uses the received model. The accuracy of that model is reported too.
+    uses the received model. That model is evaluated too, as the global one.
     """
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the global model for comparison, then prepare the personal model."""
         self.receive_model(received)
-        global_accuracy = self.test_accuracy()
+        counts = self.counted("global")
         self.recall_personal_model(received)
-        return {"global-accuracy": global_accuracy}
+        return counts
 
     def recall_personal_model(self, received: Arrays) -> None:
         """Load the personal model of the last training, or the received model if there is none."""

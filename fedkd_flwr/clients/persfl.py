@@ -147,8 +147,8 @@ class PersFLClient(ParameterClient):
         If the same message was interrupted before, it continues after the last pair that was tried.
 
         The evaluation reports ``lambda``, ``temperature`` and ``teacher-round`` of the kept
-        model. For comparison it also reports the test accuracies ``global-accuracy``, of the
-        final global model in `model`, and ``teacher-accuracy``.
+        model. For comparison it also reports the test accuracy ``teacher-accuracy``, and counts
+        of the final global model in `model`.
 
         Returns
         -------
@@ -161,7 +161,7 @@ class PersFLClient(ParameterClient):
         DivergedError
             If the distillation diverged for every pair.
         """
-        global_accuracy = self.test_accuracy()
+        counts = self.counted("global")
         fill_model(self.model, self.state.teacher)
         teacher_accuracy = self.test_accuracy()
         search = self.searched(server_round)
@@ -175,7 +175,7 @@ class PersFLClient(ParameterClient):
             "temperature": temperature,
             "teacher-round": self.state.teacher_choice["round"],
             "teacher-accuracy": teacher_accuracy,
-            "global-accuracy": global_accuracy,
+            **counts,
         }
         # A run that is extended has stage 2 again in a later round.
         self.state.personalized_in = server_round

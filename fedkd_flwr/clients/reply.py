@@ -1,10 +1,15 @@
 """What a client returns to the server."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.training.loop import count_correct
+from strategies.core.counts import EvaluatedModel, Split, as_metrics
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of a message."""
@@ -31,6 +36,20 @@ class TrainReply:
     def with_evaluation(self, evaluation: "TrainReply") -> "TrainReply":
         """Return the reply with the results of an evaluation."""
         return TrainReply(self.arrays, {**self.metrics, **evaluation.metrics}, evaluation.answers)
+
+
+def counts_of(
+    model: EvaluatedModel, logits: Mapping[Split, Tensor], data: ClientData
+) -> dict[str, float]:
+    """Return the correct predictions and losses of a model on each split, as metrics.
+
+    The logits are (n, K) by split.
+    """
+    metrics: dict[str, float] = {}
+    for split, (_, labels) in data.evaluated_splits.items():
+        found = count_correct(logits[split], labels)
+        metrics |= as_metrics(model, split, found.correct, found.total, found.loss)
+    return metrics
 
 
 def require_reply(reply: object, client: type) -> None:

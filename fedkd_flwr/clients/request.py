@@ -27,8 +27,7 @@ class Request:
     phase : str
         ``train``, or the name of a further exchange of the method.
     evaluate : bool
-        Whether the reply reports counts, of the model that the client has just trained or at the
-        method's `second_evaluation`.
+        Whether the reply reports counts of the models that the method evaluates in training.
     is_last_round : bool
         Whether the message belongs to the run's last round.
     best_round : int

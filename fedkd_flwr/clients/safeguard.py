@@ -4,7 +4,7 @@ The private model is trained by the client of the method `local`, with a memory 
 the client's. It therefore equals the model of a run of `local` with the same seed and settings.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from logging import WARNING
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from flwr.app import Context
 from torch import Tensor, nn
 
+from fedkd_flwr.clients.reply import counts_of
 from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
@@ -19,13 +20,12 @@ from fedkd_flwr.memory import MODEL, Memory
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import DivergedError
+from strategies.core.counts import Split
 from strategies.core.flower import log
 from strategies.core.plan import Settings
 from strategies.core.safeguard import (
     METHOD_LOST,
-    PRIVATE_CORRECT,
     SAFEGUARD_WEIGHT,
-    SAFEGUARDED_CORRECT,
     SAFEGUARDED_LOST,
     SafeguardSettings,
 )
@@ -101,37 +101,28 @@ class Safeguard:
             self._memory.keep_part(GROUPS, alone.memory)
 
     def count(
-        self, test: Tensor, validation: Tensor, server_round: int, seeded: Seeded
+        self, method: Mapping[Split, Tensor], server_round: int, seeded: Seeded
     ) -> dict[str, float]:
         """Evaluate the private model, choose the weight, and count what would be deployed.
 
-        Parameters
-        ----------
-        test, validation : Tensor
-            Logits of the method's model on both splits, (n, K).
-        server_round : int
-            Round of the evaluation.
-        seeded : callable
-            Seeds what the private model draws.
-
-        Returns
-        -------
-        dict of str to float
-            The metrics of `strategies.core.safeguard`.
+        `method` has logits of the method's model by split, (n, K); `seeded` seeds what the private
+        model draws.
         """
         alone, data = self.alone, self.alone.data
         with seeded("evaluate", server_round):
             alone.prepared_for_evaluation({}, server_round)
-        private = alone.predict(alone.model, data.validation_images)
-        self.blend = RULES[self._mode](validation, private, data.validation_labels)
-        private = alone.predict(alone.model, data.test_images)
-        deployed = self.blend(test, private)
+        splits = data.evaluated_splits.items()
+        private = {split: alone.predict(alone.model, images) for split, (images, _) in splits}
+        weigh = RULES[self._mode]
+        self.blend = weigh(method["validation"], private["validation"], data.validation_labels)
+        deployed = {split: self.blend(method[split], private[split]) for split in private}
         right, method_right, alone_right = (
-            logits.argmax(dim=1) == data.test_labels for logits in (deployed, test, private)
+            logits["test"].argmax(dim=1) == data.test_labels
+            for logits in (deployed, method, private)
         )
         return {
-            SAFEGUARDED_CORRECT: int(right.sum()),
-            PRIVATE_CORRECT: int(alone_right.sum()),
+            **counts_of("private", private, data),
+            **counts_of("deployed", deployed, data),
             SAFEGUARDED_LOST: int((alone_right & ~right).sum()),
             METHOD_LOST: int((alone_right & ~method_right).sum()),
             SAFEGUARD_WEIGHT: self.blend.weight,

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, from_numpy, nn
 
 from fedkd_flwr.clients.properties import data_properties
-from fedkd_flwr.clients.reply import Arrays, TrainReply, require_reply
+from fedkd_flwr.clients.reply import Arrays, TrainReply, counts_of, require_reply
 from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.clients.safeguard import Safeguard
 from fedkd_flwr.clients.stateful import StatefulClient
@@ -30,14 +30,14 @@ from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import (
     DivergedError,
-    count_correct,
     evaluate,
     refresh_statistics,
     seeded,
 )
 from fedkd_flwr.training.optional_metrics import measured
 from strategies.core.answers import packed_answers
-from strategies.core.evaluations import EvaluationPoint
+from strategies.core.counts import IN_TRAINING, EvaluatedModel, Split, metric_name
+from strategies.core.evaluations import read_evaluation
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 from strategies.core.plan import Settings
@@ -133,7 +133,7 @@ class ServingClient(StatefulClient):
         self._recall_for(request)
         reply = self.train(request.arrays, request.server_round, request.phase)
         require_reply(reply, type(self))
-        counts = self.counted_when("trained")
+        counts = self.counted("trained")
         self.local.limit_metrics(reply.metrics)
         reply.metrics.update(counts)
         reply.metrics[GRADIENT_STEPS.name] = self.gradient_steps.taken
@@ -174,7 +174,7 @@ class ServingClient(StatefulClient):
             metrics[FINE_TUNING_STEPS.name] = steps
         for folder in self._export_folders(server_round):
             try:
-                self.export_model(folder, {**metrics, "round": server_round})
+                self.export_model(folder, {**read_evaluation(metrics).row, "round": server_round})
             except (OSError, RuntimeError, SafetensorError) as error:
                 # A full disk, or a tensor that cannot be written, must not lose the results.
                 log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
@@ -195,54 +195,36 @@ class ServingClient(StatefulClient):
         with self.local.evaluation_statistics(self.classifier, data.train_images):
             return evaluate(self.classifier, data.validation_images, data.validation_labels).rank
 
-    def counted_when(self, moment: EvaluationPoint) -> dict[str, float]:
-        """Count the model's correct predictions if this is the method's `second_evaluation`.
+    def counted(self, name: EvaluatedModel) -> dict[str, float]:
+        """Count the correct predictions of `model` on each split, as metrics of this name.
 
-        Returns
-        -------
-        dict of str to float
-            Counts on the test split, and on the validation split if any; empty at other moments,
-            in rounds without evaluation, and where the node withholds counts.
+        It has the statistics of an evaluation meanwhile. Empty if the method does not evaluate this
+        model, in the training of a round without evaluation, and where the node withholds counts.
         """
-        is_due = self.request.evaluate and self.run.method.record.second_evaluation == moment
-        if not is_due or not self.policy.allow_counts:
+        is_due = self.request.evaluate or name not in IN_TRAINING
+        if not (is_due and name in self.run.method.record.evaluates and self.policy.allow_counts):
             return {}
-        data, counts = self.data, dict[str, float]()
-        test = "", data.test_images, data.test_labels
-        validation = "validation-", data.validation_images, data.validation_labels
-        with self.local.evaluation_statistics(self.model, data.train_images):
-            for split, images, labels in (test, validation):
-                if len(labels):
-                    logits = self.predict(self.model, images)
-                    result = count_correct(logits, labels)
-                    counts[f"{moment}-{split}correct"] = result.correct
-                    counts[f"{moment}-{split}total"] = result.total
-        return counts
+        with self.local.evaluation_statistics(self.model, self.data.train_images):
+            return counts_of(name, self._logits(self.model), self.data)
+
+    def _logits(self, model: nn.Module) -> dict[Split, Tensor]:
+        """Return a model's logits on each split."""
+        splits = self.data.evaluated_splits.items()
+        return {split: self.predict(model, images) for split, (images, _) in splits}
 
     def _count(self, server_round: int) -> tuple[dict[str, float], bytes]:
-        """Evaluate `classifier` on the client's test split, and on its validation split if any.
-
-        Returns
-        -------
-        dict of str to float
-            Counts, losses and measures.
-        bytes
-            Which test images are classified correctly, if the run records it.
-        """
+        """Return counts and measures of `classifier`, and which test images it gets right."""
         data, answers = self.data, b""
-        test_logits = logits = self.predict(self.classifier, data.test_images)
-        metrics = count_correct(logits, data.test_labels).numbers()
+        logits = self._logits(self.classifier)
+        metrics, test = counts_of("own", logits, data), logits["test"]
         if self.run.plan.record_answers and self.policy.tells_answers:
-            answers = packed_answers((logits.argmax(dim=1) == data.test_labels).cpu().numpy())
+            answers = packed_answers((test.argmax(dim=1) == data.test_labels).cpu().numpy())
         if measures := self.run.plan.measures:
             shown = self.policy.reported
-            held = from_numpy(shown(data.class_counts.cpu().numpy())).to(logits.device)
-            metrics |= measured(logits, data.test_labels, held, measures, shown)
-        if len(data.validation_labels):
-            logits = self.predict(self.classifier, data.validation_images)
-            metrics |= count_correct(logits, data.validation_labels).numbers("validation-")
+            held = from_numpy(shown(data.class_counts.cpu().numpy())).to(test.device)
+            metrics |= measured(test, data.test_labels, held, measures, shown)
         if self.safeguard:
-            metrics |= self.safeguard.count(test_logits, logits, server_round, self._seeded)
+            metrics |= self.safeguard.count(logits, server_round, self._seeded)
         return metrics, answers
 
     def _export_folders(self, server_round: int) -> list[Path]:
@@ -304,4 +286,5 @@ class ServingClient(StatefulClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """Serve an evaluation message whose arrays are named in ``config["names"]``."""
         metrics = self.serve_evaluation(Request.of_list(parameters, config)).metrics
-        return metrics.get("loss", math.nan), int(metrics.get("total", 0)), dict(metrics)
+        loss, total = (metrics.get(metric_name("own", "test", name)) for name in ("loss", "total"))
+        return math.nan if loss is None else loss, int(total or 0), dict(metrics)

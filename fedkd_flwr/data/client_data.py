@@ -12,6 +12,7 @@ from torch import Tensor
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import Scaling
 from fedkd_flwr.data.sources import ImageSet
+from strategies.core.counts import Split
 
 Indices = NDArray[np.int64]
 """Positions of samples, sorted."""
@@ -82,6 +83,15 @@ class ClientData:
     def test_labels(self) -> Tensor:
         """Shape (samples,), int64."""
         return self._labels(2)
+
+    @property
+    def evaluated_splits(self) -> dict[Split, tuple[Tensor, Tensor]]:
+        """Images and labels that a model is evaluated on, by split; empty splits are left out."""
+        splits: dict[Split, tuple[Tensor, Tensor]] = {
+            "test": (self.test_images, self.test_labels),
+            "validation": (self.validation_images, self.validation_labels),
+        }
+        return {split: data for split, data in splits.items() if len(data[1])}
 
     def _images(self, part: int) -> Tensor:
         read = self.samples.images[torch.from_numpy(self.positions[part])]

@@ -32,9 +32,10 @@ from fedkd_flwr.runs.checkpoint import (
 )
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError
 from fedkd_flwr.runs.provenance import other_major_versions
-from fedkd_flwr.runs.reading import Row, Run, damaged
+from fedkd_flwr.runs.reading import Run, damaged
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
 from fedkd_flwr.runs.writing import as_lines, write_json
+from strategies.core.evaluations import Row
 from strategies.core.rounds import NEW_CLIENTS
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedkd_flwr.runs.continuing import received_by
 from fedkd_flwr.runs.provenance import provenance
-from fedkd_flwr.runs.reading import Row, Run
-from strategies.core.evaluations import accuracy_statistics
+from fedkd_flwr.runs.reading import Run
+from strategies.core.evaluations import Row, accuracy_statistics
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from torch.nn import functional
 from fedkd_flwr.models.torch_internals import tracking_batch_norms
 from fedkd_flwr.models.vectors import copied_state
 from strategies.core.randomness import random_generator
-from strategies.core.replies import LARGEST_LOSS
 
 INFERENCE_BATCH = 256
 """Samples in a batch of predictions. With many more, each convolution's output takes new pages from
@@ -60,16 +59,6 @@ class Evaluation:
     def rank(self) -> tuple[int, float]:
         """Correct predictions and minus the loss, by which a model is chosen: higher is better."""
         return self.correct, -self.loss
-
-    def numbers(self, prefix: str = "") -> dict[str, float]:
-        """Return the results by name. A loss that is too large for a mean is left out."""
-        counts: dict[str, float] = {
-            f"{prefix}correct": self.correct,
-            f"{prefix}total": self.total,
-        }
-        if not abs(self.loss) <= LARGEST_LOSS:
-            return counts
-        return {**counts, f"{prefix}loss": self.loss}
 
 
 def batch_starts(num_samples: int, batch_size: int) -> list[int]:
