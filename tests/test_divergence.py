@@ -77,9 +77,9 @@ def test_a_client_keeps_its_previous_model(small, monkeypatch):
     call = {"names": [], "server-round": 1, "phase": "train"}
     client = client_of(small)
     client.fit([], call)
-    before = {k: v.clone() for k, v in client.memory.load("model").items()}
+    before = {k: v.clone() for k, v in client.session.memory.load("model").items()}
     wild = client_of(small)
-    wild.memory.replace(client.memory)
+    wild.memory.replace(client.session.memory)
     monkeypatch.setattr(wild, "private_rate", lambda server_round: 1e38)
     with pytest.raises(DivergedError, match="model is not finite"):
         wild.fit([], {**call, "server-round": 2})

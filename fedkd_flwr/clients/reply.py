@@ -28,10 +28,6 @@ class TrainReply:
     metrics: dict[str, float] = field(default_factory=dict)
     answers: bytes = b""
 
-    def with_evaluation(self, evaluation: "TrainReply") -> "TrainReply":
-        """Return the reply with the results of an evaluation."""
-        return TrainReply(self.arrays, {**self.metrics, **evaluation.metrics}, evaluation.answers)
-
 
 def require_reply(reply: object, client: type) -> None:
     """Refuse what a client's `train` returned if it is no `TrainReply`.
