@@ -244,7 +244,7 @@ def test_no_field_carries_public_labels():
     # `in_public` is a number of samples.
     assert {name for name in fields if "public" in name} == {"public_images", "in_public"}
     assert client.in_public == 0
-    assert client.session.public_images.is_floating_point()
+    assert client.public_images.is_floating_point()
 
 
 def test_clients_of_a_process_share_the_pool_and_are_loaded_once():
@@ -334,5 +334,5 @@ def test_a_node_can_bring_its_own_images(tmp_path):
     held = torch.cat([client.train_labels, client.test_labels])
     assert torch.bincount(held).tolist() == [0, 8, 0, 0, 8]
     assert min(len(client.train_labels), len(client.test_labels)) > 0
-    assert client.session.public_images is load_client(DIGITS, 1).public_images
+    assert client.public_images is load_client(DIGITS, 1).public_images
     assert client is not load_client(DIGITS, 1)

@@ -365,7 +365,7 @@ def test_the_ledger_counts_trainings_over_runs(private, tmp_path):
     second, _ = node_of(private, tmp_path)
     begin(second, "b2")
     both = epsilon_spent(np.array([[16 / size, 1.0, 6]]), 1e-5)
-    ledger = second.node.ledger
+    ledger = second.session.node.ledger
     assert ledger.epsilon_of_training == pytest.approx(both)
     assert ledger.epsilon == 0
     ledger.record({NOISE: 5.0}, "c3", 1)

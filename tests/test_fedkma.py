@@ -24,10 +24,10 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.genotypes import client_genotypes
-from fedkd_flwr.clients.fedkma import FedKMAClient
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import RunDirectoryError
@@ -364,7 +364,7 @@ def test_without_a_share_both_see_all_samples(tiny):
 
 def test_a_search_needs_two_samples(tiny, monkeypatch):
     client = first_client(tiny)
-    monkeypatch.setattr(FedKMAClient, "num_examples", 1)
+    monkeypatch.setattr(ClientData, "num_train", 1)
     with pytest.raises(ValueError, match="at least 2 training samples"):
         client.search(1)
 

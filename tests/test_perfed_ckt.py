@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
+from fedkd_flwr.clients.session import Session
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.engines.in_process import InProcessGrid
@@ -287,7 +288,7 @@ def test_clusters_in_the_run_directory_are_those_of_the_replies(small, tmp_path)
 
 
 def test_the_public_subset_is_one_for_all_rounds_and_clients(small, tmp_path, monkeypatch):
-    calls = watched(monkeypatch, PerFedCKTClient, "public_images")
+    calls = watched(monkeypatch, Session, "public_images")
     witnessed_run(small, tmp_path, **{"num-server-rounds": 3, "held-out-size": 200})
     assert len(calls) == 12
     (_, first), *_ = calls

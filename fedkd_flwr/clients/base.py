@@ -26,7 +26,6 @@ from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.memory import State as MethodState
 from fedkd_flwr.models.features import FeatureExtractor
 from fedkd_flwr.models.model_pool import Architecture
-from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob, undone_if_it_diverges
 from fedkd_flwr.training.loop import Batch, Loss
 from fedkd_flwr.training.losses import cross_entropy
@@ -142,10 +141,7 @@ class PersonalClient(NumPyClient):
     @cached_property
     def model(self) -> nn.Module:
         """The client's stored model, or a new one with the initial weights of its partition-id."""
-        model, stored = self.session.borrow(self.architectures[0]), self.session.stored_model
-        if stored or self.keeps_model:
-            fill_model(model, stored or self.session.initial_weights())
-        return model
+        return self.session.recalled_model()
 
     # ---- Hooks that a method may override --------------------------------------------
 

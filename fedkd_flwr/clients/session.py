@@ -39,6 +39,7 @@ from fedkd_flwr.memory import MODEL, Memory, MemoryFolder, PartOfMemory, StoredS
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
+from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import Batch, seeded
 from strategies.core.evaluations import EvaluationPoint
@@ -391,8 +392,14 @@ class Session:
             model = self.client.architectures[0].build()
         return model.to(self.device)
 
-    def initial_weights(self) -> Mapping[str, Tensor]:
-        """Return the client's initial weights. Do not change them."""
+    def recalled_model(self) -> nn.Module:
+        """Return the client's stored model, or a new one with its initial weights."""
+        model, stored = self.borrow(self.client.architectures[0]), self.stored_model
+        if stored or self.client.keeps_model:
+            fill_model(model, stored or self._initial_weights())
+        return model
+
+    def _initial_weights(self) -> Mapping[str, Tensor]:
         if self.initial_draw:
             return self.new_model().state_dict()
         seed = self.run.plan.seed
