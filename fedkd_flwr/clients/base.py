@@ -62,13 +62,13 @@ def refuse_old_names(client: type) -> None:
     TypeError
         With one sentence that says what to write.
     """
-    for name in HOOKS_BEFORE.keys() & vars(client).keys():
-        raise TypeError(f"{client.__name__}.{name} is no hook any more: {HOOKS_BEFORE[name]}")
-    takes = list(inspect.signature(client).parameters)
-    if len(takes) != 1 and "__init__" in vars(client):
+    for name, instead in HOOKS_BEFORE.items():
+        if name in vars(client):
+            raise TypeError(f"{client.__name__}.{name} is no hook any more: {instead}")
+    if "__init__" in vars(client) and len(inspect.signature(client).parameters) != 1:
         raise TypeError(
-            f"{client.__name__} is made from {', '.join(takes) or 'nothing'}; it gets a session "
-            "alone: write `def __init__(self, session)`"
+            f"{client.__name__} is made from a session alone: write `def __init__(self, session)`; "
+            "its context and run are `session.context` and `session.run`"
         )
 
 
