@@ -156,6 +156,6 @@ def test_a_node_that_does_not_trust_the_server_sends_no_answers(trusts, small):
     run_config = read_config({**small, "strategy": "local"}).flat()
     node = {"partition-id": 0, "trust-server": trusts, "min-class-count": 0}
     client = client_of(small, context=Context(1, 1, node, RecordDict(), run_config))
-    reply = client.serve_evaluation(Request(server_round=1))
+    reply = client.session.serve_evaluation(Request(server_round=1))
     assert reply.metrics["own-test-total"] > 0
     assert bool(reply.answers) == trusts

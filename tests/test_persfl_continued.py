@@ -192,7 +192,7 @@ def test_more_rounds_are_refused_where_the_last_one_gave_candidates_to_all(small
 def noting_client(small, folder):
     """Return a client with a teacher that saves its progress in a folder, if there is one."""
     client = client_of(small, **{"state-dir": str(folder) if folder else ""})
-    client.request = Request(server_round=2, run_id="ab12")
+    client.session.request = Request(server_round=2, run_id="ab12")
     client.consider_teacher(0)
     return client
 

@@ -494,7 +494,7 @@ def test_an_error_of_foreign_code_leaves_as_its_base_class(small, silo, monkeypa
     def raise_it(*_):
         raise SchmidtKarlError("MRN00377")
 
-    monkeypatch.setattr("fedkd_flwr.clients.base.load_client", raise_it)
+    monkeypatch.setattr("fedkd_flwr.clients.session.load_client", raise_it)
     assert re.fullmatch(
         r"ValueError: it failed \(code \w{6} in the node's log\)", str(reply_of(silo, small | SILO))
     )
@@ -599,12 +599,16 @@ def test_counts_by_class_do_not_tell_small_training_classes(small, silo):
     client = client_on(silo, small, strategy="local")
     trained = client.data.class_counts.numpy()
     tested = np.bincount(client.data.test_labels, minlength=10)
-    small_only = (trained > 0) & ~client.policy.reported(trained) & client.policy.reported(tested)
+    small_only = (
+        (trained > 0)
+        & ~client.session.policy.reported(trained)
+        & client.session.policy.reported(tested)
+    )
     assert small_only.any()
     _, _, metrics = client.fit(
         [], {"names": [], "server-round": 1, "phase": "train", "evaluate": True}
     )
-    held = client.policy.reported(trained) & client.policy.reported(tested)
+    held = client.session.policy.reported(trained) & client.session.policy.reported(tested)
     assert metrics["held-total"] == tested[held].sum()
 
 

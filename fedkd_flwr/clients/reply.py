@@ -33,10 +33,6 @@ class TrainReply:
     metrics: dict[str, float] = field(default_factory=dict)
     answers: bytes = b""
 
-    def with_evaluation(self, evaluation: "TrainReply") -> "TrainReply":
-        """Return the reply with the results of an evaluation."""
-        return TrainReply(self.arrays, {**self.metrics, **evaluation.metrics}, evaluation.answers)
-
 
 def counts_of(
     model: EvaluatedModel, logits: Mapping[Split, Tensor], data: ClientData
