@@ -238,7 +238,7 @@ class UniformClient(PersonalClient):
 
 class UncountedClient(PersonalClient):
     def evaluated(self, received, server_round):
-        return Evaluated(self.model, {"correct": 0, "total": 1})
+        return Evaluated(self.model, {"own-test-correct": 0, "own-test-total": 1})
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ class UncountedClient(PersonalClient):
         (
             Local,
             UncountedClient,
-            "client 0, reports 0 correct predictions out of 1 samples, but has 5",
+            "client 0, reports 0 own-test-correct predictions out of 1 samples, but has 5",
         ),
     ],
 )
