@@ -9,9 +9,8 @@ import numpy as np
 from torch import Tensor, from_numpy, nn
 
 from fedkd_flwr.clients.local_training import LocalTraining
+from fedkd_flwr.clients.messages import Arrays, Request, TrainReply
 from fedkd_flwr.clients.node import Node
-from fedkd_flwr.clients.reply import Arrays, TrainReply
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.export import keep_only_best, round_folder
 from fedkd_flwr.memory import State as MethodState
