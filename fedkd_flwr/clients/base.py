@@ -35,7 +35,6 @@ from fedkd_flwr.training.suspension import result_of
 from strategies.core.randomness import random_generator
 
 EVALUATED = "write `evaluated(received, server_round)`, which returns "
-"""Beginning of what to write instead of the hooks of an evaluation."""
 
 HOOKS_BEFORE = {
     "prepare_evaluation": f"{EVALUATED}`Evaluated(self.model, metrics)`",

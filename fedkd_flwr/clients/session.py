@@ -20,7 +20,6 @@ from fedkd_flwr.clients.evaluating import (
     Evaluated,
     Evaluating,
     MethodClient,
-    export_folders,
     exported_model,
 )
 from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
@@ -37,7 +36,12 @@ from fedkd_flwr.data.clients import (
 )
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.settings import DataPlan
-from fedkd_flwr.export import model_card, save_personalized_model
+from fedkd_flwr.export import (
+    keep_only_best,
+    model_card,
+    round_folder,
+    save_personalized_model,
+)
 from fedkd_flwr.memory import MODEL, Memory, MemoryFolder, PartOfMemory, StoredState, own_context
 from fedkd_flwr.models.assignment import assign_models
 from fedkd_flwr.models.estimators import names_estimator
@@ -140,17 +144,7 @@ class Session:
     def _leaving(
         self, trained: TrainReply | None, counts: Mapping[str, float], evaluation: TrainReply
     ) -> TrainReply:
-        """Return what leaves the client; arrays and metrics leave it nowhere else.
-
-        Parameters
-        ----------
-        trained : TrainReply or None
-            What the method replies to a train message.
-        counts : mapping of str to float
-            Counts of the trained model, and gradient steps.
-        evaluation : TrainReply
-            The results of an evaluation.
-        """
+        """Return what leaves the client; arrays and metrics leave it nowhere else."""
         arrays: Arrays = {}
         metrics: dict[str, float] = {}
         if trained is not None:
@@ -245,15 +239,28 @@ class Session:
 
     def _export(self, evaluated: Evaluated, results: Mapping[str, float]) -> None:
         """Write the personalized model and its card to where the run and the node ask for it."""
-        flower_run, keep_best = self.context.run_id, self.run.keep_best
-        for folder in export_folders(
-            self.node, self.request, int(results["round"]), flower_run, keep_best
-        ):
+        for folder in self._export_folders(int(results["round"])):
             try:
                 self._write_model(evaluated, folder, results)
             except (OSError, RuntimeError, SafetensorError) as error:
                 # A full disk, or a tensor that cannot be written, must not lose the results.
                 log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
+
+    def _export_folders(self, server_round: int) -> list[Path]:
+        """Return the folders for the evaluated model, after removing older models there."""
+        folder, request = self.node.models_folder, self.request
+        if folder is None:
+            return []
+        # Where the node has its own operator, no run replaces the model of another. Whoever starts
+        # a run chooses its own id, but not the one that Flower gives it.
+        keeps_versions = not self.policy.trust_server
+        folder = folder / f"{self.context.run_id}-{request.run_id}" if keeps_versions else folder
+        of_round = round_folder(folder, server_round)
+        last = [of_round if keeps_versions else folder] if request.is_last_round else []
+        if not self.run.keep_best or request.trained_rounds:
+            return last
+        keep_only_best(folder, self.partition_id, request.best_round)
+        return list(dict.fromkeys([*last, of_round]))
 
     def _write_model(
         self, evaluated: Evaluated, folder: Path, results: Mapping[str, float]
