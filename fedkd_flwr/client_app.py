@@ -14,12 +14,10 @@ from flwr.clientapp import ClientApp
 
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.estimators import EstimatorClient
-from fedkd_flwr.clients.node import with_known_clients
+from fedkd_flwr.clients.messages import Request, TrainReply
+from fedkd_flwr.clients.node import node_split, with_known_clients
 from fedkd_flwr.clients.node_log import log_work
-from fedkd_flwr.clients.own_split import node_split
 from fedkd_flwr.clients.policy import NodeConfigError, read_policy
-from fedkd_flwr.clients.reply import TrainReply
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.clients.session import Session
 from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
 from fedkd_flwr.config import Configuration, read_config

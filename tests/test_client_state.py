@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedkd_flwr
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.memory import Memory, State, StoredState, own_context
 from strategies.base import PersonalizedStrategy
 from strategies.core.state import unsaved

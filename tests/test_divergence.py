@@ -84,7 +84,7 @@ def test_a_client_keeps_its_previous_model(small, monkeypatch):
     monkeypatch.setattr(LocalTraining, "rate", lambda local, server_round: 1e38)
     with pytest.raises(DivergedError, match="model is not finite"):
         wild.fit([], {**call, "server-round": 2})
-    kept = wild.memory.load("model")
+    kept = wild.session.memory.load("model")
     assert all(torch.equal(kept[name], value) for name, value in before.items())
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import NOISE
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import ConfigError, methods_with, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.methods import METHODS

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.policy import TRUSTED_NODE
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.export import (

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import fedkd_flwr
 from fedkd_flwr import files
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.files import write_arrays

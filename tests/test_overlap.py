@@ -15,7 +15,7 @@ from helpers import client_of
 
 from fedkd_flwr import files
 from fedkd_flwr.clients import remembered
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.memory import Memory, MemoryFolder, forget_old_runs, locked
 

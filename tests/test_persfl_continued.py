@@ -11,8 +11,8 @@ import fedkd_flwr
 from fedkd_flwr import runs
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients import persfl
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.persfl import PersFLClient
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.engines.in_process import InProcessGrid

@@ -20,6 +20,7 @@ from fedkd_flwr import files
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import (
     TRUSTING_POLICY,
@@ -29,7 +30,6 @@ from fedkd_flwr.clients.policy import (
     read_policy,
 )
 from fedkd_flwr.clients.privacy_ledger import DamagedLedgerError, PrivacyLedger
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import named_code, read_config
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import REGISTERED

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkd_flwr.clients.evaluating import Evaluated as Evaluated
-from fedkd_flwr.clients.reply import Arrays as Arrays
-from fedkd_flwr.clients.reply import TrainReply as TrainReply
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Arrays as Arrays
+from fedkd_flwr.clients.messages import Request
+from fedkd_flwr.clients.messages import TrainReply as TrainReply
 from fedkd_flwr.clients.session import Session as Session
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.memory import State as MethodState
@@ -36,7 +36,6 @@ from strategies.core.counts import metric_name
 from strategies.core.randomness import random_generator
 
 EVALUATED = "write `evaluated(received, server_round)`, which returns "
-"""Beginning of what to write instead of the hooks of an evaluation."""
 
 HOOKS_BEFORE = {
     "prepare_evaluation": f"{EVALUATED}`Evaluated(self.model, metrics)`",

@@ -2,23 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, from_numpy, nn
 
 from fedkd_flwr.clients.local_training import LocalTraining
-from fedkd_flwr.clients.node import Node
-from fedkd_flwr.clients.reply import Arrays, TrainReply, counts_of
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Arrays, TrainReply
 from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.export import keep_only_best, round_folder
 from fedkd_flwr.memory import State as MethodState
 from fedkd_flwr.models.model_pool import Architecture, plain_copy
 from fedkd_flwr.training.jobs import StepCounter, train_unless_it_diverges
 from fedkd_flwr.training.loop import (
     Loss,
+    count_correct,
     epoch_batches,
     evaluate,
     keep_best_epoch,
@@ -28,7 +25,7 @@ from fedkd_flwr.training.loop import (
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optional_metrics import measured
 from strategies.core.answers import packed_answers
-from strategies.core.counts import EvaluatedModel, Split
+from strategies.core.counts import EvaluatedModel, Split, as_metrics
 
 Logits = Mapping[Split, Tensor]
 """What a model predicts on each split, (n, K)."""
@@ -183,6 +180,20 @@ class Evaluating:
         return metrics, answers
 
 
+def counts_of(
+    model: EvaluatedModel, logits: Mapping[Split, Tensor], data: ClientData
+) -> dict[str, float]:
+    """Return the correct predictions and losses of a model on each split, as metrics.
+
+    The logits are (n, K) by split.
+    """
+    metrics: dict[str, float] = {}
+    for split, (_, labels) in data.evaluated_splits.items():
+        found = count_correct(logits[split], labels)
+        metrics |= as_metrics(model, split, found.correct, found.total, found.loss)
+    return metrics
+
+
 def exported_model(evaluated: Evaluated) -> nn.Module:
     """Return an evaluated model in the architectures of the run, to be exported."""
     if evaluated.exported is not None:
@@ -190,36 +201,3 @@ def exported_model(evaluated: Evaluated) -> nn.Module:
     architecture = vars(evaluated.model).get("architecture")
     is_projected = isinstance(architecture, Architecture) and architecture.feature_width
     return plain_copy(evaluated.model) if is_projected else evaluated.model
-
-
-def export_folders(
-    node: Node, request: Request, server_round: int, flower_run: int, keep_best: bool
-) -> list[Path]:
-    """Return the folders for an evaluated model, after removing older models there.
-
-    Parameters
-    ----------
-    node : Node
-        The client's node.
-    request : Request
-        The message.
-    server_round : int
-        Round of the evaluation.
-    flower_run : int
-        The id that Flower gives the run.
-    keep_best : bool
-        Whether the model of the round chosen on validation data is exported too.
-    """
-    folder = node.models_folder
-    if folder is None:
-        return []
-    # Where the node has its own operator, no run replaces the model of another. Whoever starts
-    # a run chooses its own id, but not the one that Flower gives it.
-    keeps_versions = not node.policy.trust_server
-    folder = folder / f"{flower_run}-{request.run_id}" if keeps_versions else folder
-    of_round = round_folder(folder, server_round)
-    last = [of_round if keeps_versions else folder] if request.is_last_round else []
-    if not keep_best or request.trained_rounds:
-        return last
-    keep_only_best(folder, node.partition_id, request.best_round)
-    return list(dict.fromkeys([*last, of_round]))

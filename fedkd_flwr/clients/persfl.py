@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.distillation_search import Candidate, PairSearch
+from fedkd_flwr.clients.messages import TRAIN
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.models.vectors import copied_state, fill_model
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import (

@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from fedkd_flwr.clients.local_training import LocalTraining, local_training
+from fedkd_flwr.clients.messages import TRAIN, Request
 from fedkd_flwr.clients.node import Node
 from fedkd_flwr.clients.policy import PolicyError
-from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import (
     DamagedMemoryError,

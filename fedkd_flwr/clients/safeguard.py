@@ -11,9 +11,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.evaluating import Evaluated, MethodClient, exported_model
-from fedkd_flwr.clients.reply import Arrays, counts_of
-from fedkd_flwr.clients.request import TRAIN
+from fedkd_flwr.clients.evaluating import Evaluated, MethodClient, counts_of, exported_model
+from fedkd_flwr.clients.messages import TRAIN, Arrays
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
 from fedkd_flwr.training.loop import DivergedError

@@ -7,7 +7,7 @@ exports its model if the run asks for that, and keeps what it needs for its next
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, lru_cache
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,39 @@ from flwr.app import Context
 from safetensors import SafetensorError
 from torch import Tensor, nn, optim
 
-from fedkd_flwr.clients.architectures import assigned_models
 from fedkd_flwr.clients.evaluating import (
     Evaluated,
     Evaluating,
     Logits,
     MethodClient,
-    export_folders,
     exported_model,
 )
+from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.remembered import Remembered
-from fedkd_flwr.clients.reply import Arrays, TrainReply, require_reply
-from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.clients.safeguard import GROUPS, LOCAL, Safeguard, run_of_private_model
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.data.clients import hash_of_public_pool, load_client, public_samples
+from fedkd_flwr.data.clients import (
+    client_indices,
+    hash_of_public_pool,
+    load_client,
+    public_samples,
+)
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.settings import DataPlan
-from fedkd_flwr.export import model_card, save_personalized_model
+from fedkd_flwr.export import (
+    keep_only_best,
+    model_card,
+    round_folder,
+    save_personalized_model,
+)
 from fedkd_flwr.memory import MODEL, Memory, MemoryFolder, PartOfMemory, StoredState, own_context
+from fedkd_flwr.models.assignment import assign_models
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
+from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import Batch, seeded
@@ -103,8 +112,8 @@ class Session:
         self._borrowed: list[nn.Module] = beside._borrowed if beside else []
         self._data = beside.data if beside else None
         self._stored_state: StoredState | None = None
-        is_fitted = names_estimator(self.model_name)
-        kind = run.method.estimator_client if is_fitted else run.method.client
+        is_estimator = names_estimator(self.model_name)
+        kind = run.method.estimator_client if is_estimator else run.method.client
         self.client: MethodClient = kind(self)
         self._evaluating = Evaluating(self.client, self.local, self.gradient_steps)
 
@@ -123,7 +132,7 @@ class Session:
             self._remembered.note_round(request)
             evaluation = TrainReply()
             if request.evaluate and self.run.method.record.evaluates_trained_model:
-                evaluation = self._evaluation({}, server_round)
+                evaluation = self.evaluate_model({}, server_round)
             self.keep()
         return self._leaving(reply, counts, evaluation)
 
@@ -131,23 +140,13 @@ class Session:
         """Serve an evaluation message. Nothing is kept."""
         self.request, self._stored_state = request, None
         self._remembered.recall(request, request.server_round + 1)
-        evaluation = self._evaluation(request.arrays, request.server_round)
+        evaluation = self.evaluate_model(request.arrays, request.server_round)
         return self._leaving(None, {}, evaluation)
 
     def _leaving(
         self, trained: TrainReply | None, counts: Mapping[str, float], evaluation: TrainReply
     ) -> TrainReply:
-        """Return what leaves the client; arrays and metrics leave it nowhere else.
-
-        Parameters
-        ----------
-        trained : TrainReply or None
-            What the method replies to a train message.
-        counts : mapping of str to float
-            Counts of the trained model, and gradient steps.
-        evaluation : TrainReply
-            The results of an evaluation.
-        """
+        """Return what leaves the client; arrays and metrics leave it nowhere else."""
         arrays: Arrays = {}
         metrics: dict[str, float] = {}
         if trained is not None:
@@ -207,31 +206,19 @@ class Session:
     def evaluated_model(self, server_round: int) -> nn.Module:
         """Return what a method that evaluates the trained model has evaluated in a round."""
         with self._seeded("evaluate", server_round):
-            return self._evaluating.prepared({}, server_round).model
-
-    def _evaluation(self, received: Arrays, server_round: int) -> TrainReply:
-        with self._seeded("evaluate", server_round):
-            return self.evaluate_model(received, server_round)
+            return self.prepared({}, server_round).model
 
     def evaluate_model(self, received: Arrays, server_round: int) -> TrainReply:
         """Count the correct predictions of what the method evaluates, and export it if asked."""
-        trained = self.gradient_steps.taken
-        evaluated = self.prepared(received, server_round)
-        counts, answers = self._count(evaluated, server_round)
-        metrics = {**counts, **evaluated.metrics}
-        steps = self.gradient_steps.taken - trained
-        if steps and not self.policy.hides_divergence:
-            metrics[FINE_TUNING_STEPS.name] = steps
-        for folder in export_folders(
-            self.node, self.request, server_round, self.context.run_id, self.run.keep_best
-        ):
-            try:
-                self.export_model(
-                    evaluated, folder, {**read_evaluation(metrics).row, "round": server_round}
-                )
-            except (OSError, RuntimeError, SafetensorError) as error:
-                # A full disk, or a tensor that cannot be written, must not lose the results.
-                log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
+        with self._seeded("evaluate", server_round):
+            taken = self.gradient_steps.taken
+            evaluated = self.prepared(received, server_round)
+            counts, answers = self._count(evaluated, server_round)
+            metrics = {**counts, **evaluated.metrics}
+            steps = self.gradient_steps.taken - taken
+            if steps and not self.policy.hides_divergence:
+                metrics[FINE_TUNING_STEPS.name] = steps
+            self._export(evaluated, {**read_evaluation(metrics).row, "round": server_round})
         return TrainReply({}, metrics, answers)
 
     def prepared(self, received: Arrays, server_round: int) -> Evaluated:
@@ -249,28 +236,43 @@ class Session:
 
         return self._evaluating.count(evaluated.model, against)
 
-    def export_model(
-        self, evaluated: Evaluated, folder: Path, metrics: Mapping[str, float]
-    ) -> Path:
-        """Write the personalized model and its model card, and return the safetensors file.
+    def _export(self, evaluated: Evaluated, results: Mapping[str, float]) -> None:
+        """Write the personalized model and its card to where the run and the node ask for it."""
+        for folder in self._export_folders(int(results["round"])):
+            try:
+                self._write_model(evaluated, folder, results)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                # A full disk, or a tensor that cannot be written, must not lose the results.
+                log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
 
-        Parameters
-        ----------
-        evaluated : Evaluated
-            What was evaluated.
-        folder : Path
-            For ``<partition-id>.safetensors`` and ``<partition-id>.json``. Created if missing.
-        metrics : mapping of str to float
-            Results of the model, for the model card.
-        """
+    def _export_folders(self, server_round: int) -> list[Path]:
+        """Return the folders for the evaluated model, after removing older models there."""
+        folder, request = self.node.models_folder, self.request
+        if folder is None:
+            return []
+        # Where the node has its own operator, no run replaces the model of another. Whoever starts
+        # a run chooses its own id, but not the one that Flower gives it.
+        keeps_versions = not self.policy.trust_server
+        folder = folder / f"{self.context.run_id}-{request.run_id}" if keeps_versions else folder
+        of_round = round_folder(folder, server_round)
+        last = [of_round if keeps_versions else folder] if request.is_last_round else []
+        if not self.run.keep_best or request.trained_rounds:
+            return last
+        keep_only_best(folder, self.partition_id, request.best_round)
+        return list(dict.fromkeys([*last, of_round]))
+
+    def _write_model(
+        self, evaluated: Evaluated, folder: Path, results: Mapping[str, float]
+    ) -> None:
+        """Write the personalized model and its card, with the results, into a folder."""
         whose = (self.model_name, self.partition_id, self.node.data_path)
         model = exported_model(evaluated)
         shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
-        card = model_card(self.run, self.request.run_id, *whose, metrics, shared)
+        card = model_card(self.run, self.request.run_id, *whose, results, shared)
         if self.safeguard:
             card["safeguard"] = asdict(self.safeguard.blend)
             model = self.safeguard.deployed(model)
-        return save_personalized_model(model, card, folder)
+        save_personalized_model(model, card, folder)
 
     @cached_property
     def safeguard(self) -> Safeguard | None:
@@ -339,7 +341,7 @@ class Session:
             return self.node.model
         return assigned_models(self.run.models, self.data_plan)[self.partition_id]
 
-    @property
+    @cached_property
     def architecture(self) -> Architecture:
         """The architecture of that name for the client's data, without weights."""
         data, models = self.data, self.run.models
@@ -455,3 +457,12 @@ class Session:
         self.memory.load_momentum(optimizer, names, replaced)
         yield
         self.memory.save_momentum(optimizer, names, replaced)
+
+
+@lru_cache(maxsize=2)
+def assigned_models(models: ModelSettings, data: DataPlan) -> list[str]:
+    """Return the architecture of every client of a run, by partition-id."""
+    sizes = None
+    if models.model_assignment == "by-size":
+        sizes = [len(indices) for indices in client_indices(data)]
+    return assign_models(models.models, models.model_assignment, data.num_clients, sizes, data.seed)

@@ -16,11 +16,11 @@ from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.estimators import EstimatorClient
 from fedkd_flwr.clients.node import check_keys, with_known_clients
-from fedkd_flwr.clients.noise import has_noise
 from fedkd_flwr.clients.policy import (
     DEFAULT_SPLIT,
     NodeConfigError,
     PolicyError,
+    has_noise,
     read_policy,
 )
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient

@@ -99,20 +99,7 @@ class ContextOfNode:
 
 
 class PartOfMemory:
-    """A place for a memory inside another one, such as that of a safeguard's private model.
-
-    Parameters
-    ----------
-    whole : Memory
-        The memory that holds the part.
-    prefix : str
-        Beginning of the names of the part's groups.
-
-    Attributes
-    ----------
-    memory : Memory
-        The part.
-    """
+    """The `memory` of a safeguard's private model: groups with a prefix in the client's memory."""
 
     is_in_process = True
 
