@@ -50,6 +50,14 @@ class Method:
         client: type[Any] = resolve_name(self.client_name)
         return client
 
+    @cached_property
+    def estimator_client(self) -> type[Any]:
+        """The same client for a model that is an estimator."""
+        derived: type[Any] = resolve_name("fedkd_flwr.clients.estimators:estimator_client")(
+            self.client
+        )
+        return derived
+
 
 def _built_in(strategy: str, client: str) -> Method:
     """Return a method of this project, from ``module:class`` of both sides."""

@@ -184,9 +184,9 @@ def check_models(configuration: Configuration) -> None:
                 require_estimator(run, name)
                 continue
             model = build_fitting(name, shape, classes, run.models.search_space)
-            if run.method.client.needs_head:
+            if run.method.client.needs_layer == "head":
                 head_of(model)
-            if run.method.client.needs_body:
+            if run.method.client.needs_layer == "body":
                 require_body(model)
             if run.dp_sgd.noise_multiplier:
                 require_separate_samples(model, name)

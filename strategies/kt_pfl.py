@@ -208,7 +208,6 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     """
 
     record = SoftPredictionStrategy.record.derived(
-        paper=replace(PAPER, part="§5.1"),
         settings_type=TeacherSettings,
         train_metrics=DISTILLATION_METRICS,
     )

@@ -123,7 +123,7 @@ def test_a_node_needs_num_partitions_when_num_clients_is_zero(everybody):
         build_client(context)
     context.node_config["num-partitions"] = 4
     client = client_of({**everybody, "num-clients": 4})
-    assert build_client(context).num_examples == client.num_examples
+    assert build_client(context).data.num_train == client.data.num_train
     *_, finding = check_node(everybody, {"partition-id": 0})
     assert "num-partitions" in finding.text
     assert all(found.ok for found in check_node(everybody, dict(context.node_config)))

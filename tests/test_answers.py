@@ -12,7 +12,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.samples import client_data
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import DamagedRunError, load_run
 from strategies.core.answers import (
@@ -156,6 +156,6 @@ def test_a_node_that_does_not_trust_the_server_sends_no_answers(trusts, small):
     run_config = read_config({**small, "strategy": "local"}).flat()
     node = {"partition-id": 0, "trust-server": trusts, "min-class-count": 0}
     client = client_of(small, context=Context(1, 1, node, RecordDict(), run_config))
-    reply = client.serve_evaluation(Request(server_round=1))
+    reply = client.session.serve_evaluation(Request(server_round=1))
     assert reply.metrics["own-test-total"] > 0
     assert bool(reply.answers) == trusts

@@ -238,11 +238,11 @@ def test_a_failing_loss_is_raised_in_its_clients_and_the_others_continue():
 class Forgetful(FedAvgClient):
     """One client fails in its evaluation while it has a borrowed model."""
 
-    def prepare_evaluation(self, received, server_round):
-        numbers = super().prepare_evaluation(received, server_round)
+    def evaluated(self, received, server_round):
+        evaluated = super().evaluated(received, server_round)
         if self.partition_id == 1:
             raise OSError("its disk is gone")
-        return numbers
+        return evaluated
 
 
 def test_a_client_that_fails_returns_its_model(small, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Every method does what all have to do, and the check notices those that do not."""
 
 from dataclasses import replace
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import fedkd_flwr
-from fedkd_flwr.clients.base import PersonalClient, TrainReply
+from fedkd_flwr.clients.base import Evaluated, PersonalClient, TrainReply
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.methods import METHODS, REGISTERED
@@ -187,7 +188,7 @@ class Forgetful(FedProx):
 
 class SociableClient(PersonalClient):
     def train(self, received, server_round, phase):
-        if self.run.cohort == "on":
+        if self.session.run.cohort == "on":
             self.train_locally(server_round)
         return super().train(received, server_round, phase)
 
@@ -229,16 +230,15 @@ class Stubborn(FedProx):
 
 
 class UniformClient(PersonalClient):
-    def new_model(self):
+    @cached_property
+    def model(self):
         torch.manual_seed(0)
-        return self.architecture.build()
+        return self.architectures[0].build()
 
 
 class UncountedClient(PersonalClient):
-    def serve(self, request):
-        reply = super().serve(request)
-        kept = {name: n for name, n in reply.metrics.items() if name in ("train-loss",)}
-        return replace(reply, metrics=kept)
+    def evaluated(self, received, server_round):
+        return Evaluated(self.model, {"own-test-correct": 0, "own-test-total": 1})
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ class UncountedClient(PersonalClient):
         (
             Local,
             UncountedClient,
-            "client 0, sends answers without the counts that they belong to",
+            "client 0, reports 0 own-test-correct predictions out of 1 samples, but has 5",
         ),
     ],
 )

@@ -239,7 +239,7 @@ def test_a_failed_export_does_not_lose_results(small, tmp_path, monkeypatch):
     def refusing(*arguments):
         raise RuntimeError("Some tensors share memory")
 
-    monkeypatch.setattr("fedkd_flwr.clients.serving.save_personalized_model", refusing)
+    monkeypatch.setattr("fedkd_flwr.clients.session.save_personalized_model", refusing)
     changes = {"models-dir": str(tmp_path / "models"), "models": TINY, "strategy": "fedavg"}
     run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert list(run.rounds["failures"]) == [0, 0]

@@ -12,9 +12,9 @@ from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import NOISE
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import ConfigError, methods_with, read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.methods import METHODS
@@ -326,7 +326,7 @@ def test_other_methods_and_models_are_refused(private, tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="group normalization"):
         client = client_of({**private, "models": "tests.disclosure:NormedNet"})
-        client.local.gradients(client.model, 10, 1, "")
+        client.session.local.gradients(client.model, 10, 1, "")
 
 
 def test_accuracy_as_received_is_reported(private, tmp_path):
@@ -350,11 +350,11 @@ def node_of(private, folder, **policy):
     node |= {"allow-methods": "all", "min-class-count": 0, **policy}
     run_config = read_config({**private, "dp-sgd-noise-seed": -1}).flat()
     client = client_of({}, context=Context(1, 1, node, RecordDict(), run_config))
-    return client, client.num_examples
+    return client, client.data.num_train
 
 
 def begin(client, run_id):
-    return client.local.gradients(client.model, client.num_examples, 1, run_id)
+    return client.session.local.gradients(client.model, client.data.num_train, 1, run_id)
 
 
 def test_the_ledger_counts_trainings_over_runs(private, tmp_path):
@@ -363,7 +363,7 @@ def test_the_ledger_counts_trainings_over_runs(private, tmp_path):
     second, _ = node_of(private, tmp_path)
     begin(second, "b2")
     both = epsilon_spent(np.array([[16 / size, 1.0, 6]]), 1e-5)
-    ledger = second.node.ledger
+    ledger = second.session.node.ledger
     assert ledger.epsilon_of_training == pytest.approx(both)
     assert ledger.epsilon == 0
     ledger.record({NOISE: 5.0}, "c3", 1)
@@ -375,18 +375,19 @@ def test_a_round_that_is_repeated_counts_twice(private, tmp_path):
     """Its first reply has left the node: in the context of the same node, and after a restart."""
     for restart in (False, True):
         client, size = node_of(private, tmp_path / str(restart))
-        client.request = Request(server_round=1, run_id="a1")
+        client.session.request = asked = Request(server_round=1, run_id="a1")
         begin(client, "a1")
-        client._note(1)
-        client._keep(1)
+        client.session.save()
+        client.session._remembered.note_round(asked)
+        client.session.keep()
         if restart:
             client, size = node_of(private, tmp_path / str(restart))
-            client.request = Request(server_round=1, run_id="a1")
-        client._recall(1, is_repeated=not restart)
+            client.session.request = asked = Request(server_round=1, run_id="a1")
+        client.session._remembered.recall(asked, 1, is_repeated=not restart)
         begin(client, "a1")
-        np.testing.assert_allclose(client.local.spent(), [[16 / size, 1.0, 6]])
-        twice = epsilon_spent(client.local.spent(), 1e-5)
-        assert client.node.ledger.epsilon_of_training == pytest.approx(twice)
+        np.testing.assert_allclose(client.session.local.spent(), [[16 / size, 1.0, 6]])
+        twice = epsilon_spent(client.session.local.spent(), 1e-5)
+        assert client.session.node.ledger.epsilon_of_training == pytest.approx(twice)
 
 
 def test_a_budget_ends_training(private, tmp_path):
@@ -396,7 +397,7 @@ def test_a_budget_ends_training(private, tmp_path):
     begin(client, "a1")
     with pytest.raises(PolicyError, match="epsilon-budget of this node is spent"):
         begin(client, "b2")
-    assert client.node.ledger.epsilon_of_training == pytest.approx(once)
+    assert client.session.node.ledger.epsilon_of_training == pytest.approx(once)
 
 
 def test_a_node_can_ask_for_noise_in_training(private, tmp_path):

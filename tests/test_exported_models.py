@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.policy import TRUSTED_NODE
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.export import (
@@ -118,7 +118,7 @@ def test_a_node_of_its_own_operator_keeps_the_models_of_all_runs_and_rounds(
     flat = read_config({**small, **changes}).flat()
     node = {"partition-id": 0, "models-dir": str(tmp_path), **policy}
     client = client_of(small, context=Context(1, 1, node, RecordDict(), flat))
-    client.serve_evaluation(Request(server_round=30, is_last_round=is_last, run_id="ab12"))
+    client.session.serve_evaluation(Request(server_round=30, is_last_round=is_last, run_id="ab12"))
     cards = [str(card.relative_to(tmp_path)) for card in tmp_path.rglob("*.json")]
     assert cards == ([written] if written else [])
 

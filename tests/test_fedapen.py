@@ -120,7 +120,7 @@ def test_the_slope_of_lambda_is_that_of_autograd():
 def test_the_adaptability_set_trains_no_model(small):
     client = client_of({**small, "fedapen.adaptability-share": 0.3})
     kept, used = client.parts
-    total = client.num_examples
+    total = client.data.num_train
     assert len(kept) == int(0.3 * total)
     assert sorted([*kept.tolist(), *used.tolist()]) == list(range(total))
     batches = [images for images, _ in client.private_batches(1)]
@@ -134,8 +134,9 @@ def test_the_adaptability_set_trains_no_model(small):
 def test_the_adaptability_set_fine_tunes_no_model(small, monkeypatch):
     client = client_of({**small, "fedapen.adaptability-share": 0.3, "fine-tune-epochs": 2})
     seen = []
-    monkeypatch.setattr(client, "fine_tune", lambda optimizer, batches: seen.extend(batches))
-    client.fine_tune_for_evaluation(1)
+    see = lambda model, loss, optimizer, batches: seen.extend(batches)  # noqa: E731
+    monkeypatch.setattr("fedkd_flwr.clients.evaluating.train_on", see)
+    client.session.prepared({}, 1)
     kept, used = client.parts
     assert sum(len(labels) for _, labels in seen) == 2 * len(used)
     images, own = torch.cat([images for images, _ in seen]), client.data.train_images
@@ -145,7 +146,7 @@ def test_the_adaptability_set_fine_tunes_no_model(small, monkeypatch):
 @pytest.mark.parametrize(("total", "kept"), [(1, 0), (2, 0), (3, 1), (30, 1), (100, 5)])
 def test_two_samples_are_left_to_train(total, kept, small, monkeypatch):
     client = client_of(small)
-    monkeypatch.setattr(type(client), "num_examples", total)
+    monkeypatch.setattr(type(client.data), "num_train", total)
     assert [len(part) for part in client.parts] == [kept, total - kept]
 
 

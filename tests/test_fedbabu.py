@@ -28,8 +28,8 @@ def small(small):
     return {**small, **CHANGES, "strategy": "fedbabu", "fedbabu.epochs": 2}
 
 
-def initial_weights(small, partition_id=0):
-    return model_vectors(client_of(small, partition_id).new_model())["weights"].copy()
+def initial_weights(small):
+    return model_vectors(client_of(small).session.new_model())["weights"].copy()
 
 
 def whole(client):
@@ -104,9 +104,12 @@ def test_all_clients_have_the_head_of_the_servers_initial_model(weights, small, 
     """It belongs to the body that the server sends first, whatever `initial-weights` says."""
     small |= {"initial-weights": weights, "num-server-rounds": 1}
     run, _ = witnessed(small, tmp_path / "run")
-    first, second = (initial_weights(small, n) for n in (0, 1))
-    np.testing.assert_array_equal(first, second)
-    np.testing.assert_array_equal(run.down[1, "train", 0]["weights"], first[:BODY])
+    expected = initial_weights({**small, "initial-weights": "common"})
+    for n in (0, 1):
+        client, received = client_of(small, n), run.down[1, "train", n]
+        client.receive_model(received)
+        np.testing.assert_array_equal(received["weights"], expected[:BODY])
+        np.testing.assert_array_equal(whole(client), expected)
 
 
 # ---- Fine-tuning ---------------------------------------------------------------------
@@ -118,8 +121,7 @@ def test_all_clients_have_the_head_of_the_servers_initial_model(weights, small, 
 def test_fine_tuning_moves_the_chosen_part_alone_by_its_gradient(part, moved, small):
     client = client_of({**small, "fedbabu.part": part})
     before = initial_weights(small)
-    client.prepare_evaluation({"weights": before[:BODY]}, 1)
-    client.fine_tune_for_evaluation(1)
+    client.session.prepared({"weights": before[:BODY]}, 1)
     free = np.repeat(np.array(moved, np.float32), [BODY, len(before) - BODY])
     expected = before
     for _ in range(2):
@@ -151,8 +153,7 @@ def test_fine_tuning_the_whole_initial_model_is_the_training_of_local(small):
     """Before round 1 the body is the initial one, as under `local`."""
     client = client_of(small)
     before = initial_weights(small)
-    client.prepare_evaluation({"weights": before[:BODY]}, 1)
-    client.fine_tune_for_evaluation(1)
+    client.session.prepared({"weights": before[:BODY]}, 1)
     local = client_of({**small, "strategy": "local", "local-epochs": 2})
     local.train({}, 1, "train")
     np.testing.assert_allclose(whole(client), whole(local), atol=2e-6)
@@ -164,8 +165,8 @@ def test_fine_tuning_the_whole_initial_model_is_the_training_of_local(small):
 def test_a_client_keeps_neither_its_model_nor_momentum(small, tmp_path):
     _, grid = run_with(Witness(), {**small, "momentum": 0.9}, tmp_path / "run")
     client = client_of(small, 0, grid.contexts[0])
-    assert client.memory.load("model") is None
-    assert not client.memory.load("optimizer")
+    assert client.session.memory.load("model") is None
+    assert not client.session.memory.load("optimizer")
 
 
 # ---- What is refused -----------------------------------------------------------------

@@ -24,10 +24,10 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.genotypes import client_genotypes
-from fedkd_flwr.clients.fedkma import FedKMAClient
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import RunDirectoryError
@@ -244,7 +244,9 @@ def test_alpha_and_omega_take_turns_and_each_step_moves_its_own_parameters_alone
     assert all(step == of_alpha for step in moved[1::2])
     # Momentum and weight decay would also move what has no gradient of this step.
     assert all(step == names - of_alpha for step in moved[2::2])
-    assert len(moved) == 2 * -(-len(client.search_samples()[0]) // client.run.training.batch_size)
+    assert len(moved) == 2 * -(
+        -len(client.search_samples()[0]) // client.session.run.training.batch_size
+    )
 
 
 def test_the_alpha_half_never_enters_an_omega_step(tiny):
@@ -262,7 +264,7 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny):
     training = {image.numpy().tobytes() for image in client.data.train_images}
     assert omega | alpha <= training
     # Each epoch goes through the whole omega half.
-    assert len(omega) == client.num_examples // 2
+    assert len(omega) == client.data.num_train // 2
     assert len(seen["omega"]) == 2 * 3 * len(omega)
     assert len(alpha) > len(omega) // 2
 
@@ -274,7 +276,7 @@ def test_searches_side_by_side_equal_searches_alone(share, tiny):
     tiny = {key: value for key, value in tiny.items() if key != "classes-per-client"}
     tiny |= {**changes, "partition": "dirichlet", "alpha": 1.0}
     alone, beside = ([first_client(tiny, n) for n in range(3)] for _ in range(2))
-    assert len({client.num_examples for client in alone}) > 1
+    assert len({client.data.num_train for client in alone}) > 1
     expected = [client.search(1) for client in alone]
     jobs = [first_job(client.search, 1) for client in beside]
     assert len({cohort_key(job) for job in jobs}) == 1 and cohort_key(jobs[0]) is not None
@@ -351,19 +353,19 @@ def test_a_setting_selects_the_statistics_for_evaluation(small, statistics, are_
 def test_the_share_for_alpha_is_what_omega_does_not_see(tiny, share):
     client = first_client({**tiny, "fedkma.alpha-share": share})
     for_omega, for_alpha = client.search_samples()
-    assert sorted([*for_omega.tolist(), *for_alpha.tolist()]) == list(range(client.num_examples))
-    assert len(for_alpha) == pytest.approx(share * client.num_examples, abs=1)
+    assert sorted([*for_omega.tolist(), *for_alpha.tolist()]) == list(range(client.data.num_train))
+    assert len(for_alpha) == pytest.approx(share * client.data.num_train, abs=1)
 
 
 def test_without_a_share_both_see_all_samples(tiny):
     client = first_client({**tiny, "fedkma.alpha-share": 0.0})
-    everything = list(range(client.num_examples))
+    everything = list(range(client.data.num_train))
     assert [part.tolist() for part in client.search_samples()] == [everything, everything]
 
 
 def test_a_search_needs_two_samples(tiny, monkeypatch):
     client = first_client(tiny)
-    monkeypatch.setattr(FedKMAClient, "num_examples", 1)
+    monkeypatch.setattr(ClientData, "num_train", 1)
     with pytest.raises(ValueError, match="at least 2 training samples"):
         client.search(1)
 
@@ -499,7 +501,7 @@ def test_a_fixed_genotype_trains_on_all_samples_and_shares_knowledge(tiny, tmp_p
     images = []
     client.model.register_forward_pre_hook(lambda _, inputs: images.extend(inputs[0]))
     client.search(1)
-    assert len(images) == client.num_examples
+    assert len(images) == client.data.num_train
     finished = fedkd_flwr.run({**tiny, **changes}, output_dir=tmp_path / "run")
     assert set(finished.matrices) == {"sharing"}
     np.testing.assert_allclose(finished.matrices["sharing"].sum(axis=2), 1)

@@ -95,7 +95,7 @@ def test_no_clients_two_models_start_equal(strategy, small, tmp_path):
     for initial_weights in ("common", "own"):
         for n in range(2):
             client = client_of({**one, "initial-weights": initial_weights}, partition_id=n)
-            private = model_vectors(client.new_model())["weights"]
+            private = model_vectors(client.session.new_model())["weights"]
             assert private.shape == shared.shape
             assert np.mean(private == shared) < 0.01
             if isinstance(client, EnsembleClient):

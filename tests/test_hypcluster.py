@@ -51,7 +51,7 @@ def test_a_client_is_evaluated_with_the_hypothesis_of_lowest_training_loss(small
     for n in (0, 1):
         best = min(hypotheses, key=lambda h: loss_of(h, *training_data(small, n)))
         fedavg = {**small, "strategy": "fedavg"}
-        metrics = client_of(fedavg, n).evaluate_model({"weights": best}, 1).metrics
+        metrics = client_of(fedavg, n).session.evaluate_model({"weights": best}, 1).metrics
         assert run.clients["loss"][n] == pytest.approx(metrics["loss"], abs=1e-6)
 
 

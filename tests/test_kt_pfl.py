@@ -111,7 +111,7 @@ def test_two_rounds_of_a_client_by_hand(small, tmp_path):
     def predictions(weights, images):
         return torch.softmax(logits(weights, images) / 3, dim=1).detach()
 
-    initial = torch.cat([p.detach().flatten() for p in client.new_model().parameters()])
+    initial = torch.cat([p.detach().flatten() for p in client.session.new_model().parameters()])
     weights = torch.from_numpy(trained(initial.numpy(), *own))
     sent = witness.up[1, "train", 1]["predictions"]
     np.testing.assert_allclose(sent, predictions(weights, first), atol=1e-5)

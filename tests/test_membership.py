@@ -11,7 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from helpers import run_with
 
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.engines import InProcessGrid
 from fedkd_flwr.grids import FastPollingGrid, SimulationGrid
 from fedkd_flwr.memory import round_of

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import fedkd_flwr
 from fedkd_flwr import files
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.files import write_arrays
@@ -402,7 +402,7 @@ def test_a_file_of_arrays_gives_back_what_lies_in_another_order(tmp_path):
 def test_an_optimizers_whole_state_lives_on(name, small):
     memory = Memory()
     client = client_of(small, strategy="local", models="mlp")
-    model = client.new_model()
+    model = client.session.new_model()
     first = build_optimizer(name, model.parameters(), 0.1, momentum=0.9)
     for parameter in model.parameters():
         parameter.grad = parameter.detach().clone()
@@ -421,11 +421,11 @@ def test_an_optimizers_whole_state_lives_on(name, small):
 
 def test_a_node_repeats_a_round_from_its_memory_of_the_round_before(small, tmp_path):
     flat = {**small, "strategy": "local", "models": "mlp", "state-dir": str(tmp_path)}
-    context = client_of(flat).context
+    context = client_of(flat).session.context
 
     def loss_of(server_round):
         request = Request(server_round=server_round, run_id="a1", starts=(0,))
-        return client_of(flat, context=context).serve(request).metrics["train-loss"]
+        return client_of(flat, context=context).session.serve(request).metrics["train-loss"]
 
     first, second, again = map(loss_of, (1, 2, 2))
     assert first != second == again

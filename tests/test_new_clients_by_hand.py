@@ -11,7 +11,7 @@ from helpers import Witness, client_of, random_simplex, reply_with, run_with
 from test_new_clients import new_clients_of, settings_for
 from torch.nn import functional
 
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.cli import app
-from fedkd_flwr.clients import stateful
+from fedkd_flwr.clients import remembered
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.config import ConfigError, current_config, known_names, lost_keys, read_config
 from fedkd_flwr.config.old_keys import OLD_KEYS, OldKey
@@ -75,7 +75,7 @@ def test_an_old_run_continues_with_the_numbers_of_one_go(
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole", num_server_rounds=rounds)
     with monkeypatch.context() as patch:
         # Clients of another version note other digests of the same settings in their memories.
-        patch.setattr(stateful, "owner_of_memory", lambda *_: {"0": 1.0})
+        patch.setattr(remembered, "owner_of_memory", lambda *_: {"0": 1.0})
         stopped(settings, tmp_path / "run")
     as_old(tmp_path / "run", old)
     resumed = fedkd_flwr.resume(tmp_path / "run", accept_changes=True, **option)

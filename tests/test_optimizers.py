@@ -51,7 +51,7 @@ def test_moments_of_adam_make_the_second_round_another(small):
         client = client_of(small, strategy="local", models="mlp", optimizer="adam")
         client.train_locally(1)
         if forgets:
-            del client.memory.tensors["optimizer"]
+            del client.session.memory.tensors["optimizer"]
         client.train_locally(2)
         ends.append(next(client.model.parameters()).detach().clone())
     assert not np.array_equal(*ends)

@@ -14,8 +14,8 @@ from flwr.app import Context, RecordDict
 from helpers import client_of
 
 from fedkd_flwr import files
-from fedkd_flwr.clients import stateful
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients import remembered
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.memory import Memory, MemoryFolder, forget_old_runs, locked
 
@@ -39,7 +39,7 @@ class Node:
 
     def serve(self, server_round, context):
         client = client_of(self.small, context=context)
-        return client.serve(Request(server_round=server_round, run_id=RUN))
+        return client.session.serve(Request(server_round=server_round, run_id=RUN))
 
     def rounds(self):
         return [int(file.stem[-6:]) for file in self.folder.files()]
@@ -64,7 +64,7 @@ def arrived(monkeypatch):
         counted.release()
         return locked(folder)
 
-    monkeypatch.setattr(stateful, "locked", counting)
+    monkeypatch.setattr(remembered, "locked", counting)
     return counted
 
 
@@ -95,18 +95,18 @@ def test_a_message_goes_on_from_the_one_before_it(noise, small, tmp_path, monkey
     for _ in range(4):
         wait_for(arrived)
     slow, next_one = node.context(start.state), node.context(start.state)
-    note, has_trained = stateful.StatefulClient._note, threading.Event()
+    note, has_trained = remembered.Remembered.note_round, threading.Event()
     # Without it, the thread may take its own arrival for that of round 3.
     is_counted = threading.Event()
 
-    def note_late(client, server_round):
-        if server_round == 2:
+    def note_late(memory, request):
+        if request.server_round == 2:
             has_trained.set()
             assert is_counted.wait(timeout=60)
             wait_for(arrived)  # the message of round 3
-        note(client, server_round)
+        note(memory, request)
 
-    monkeypatch.setattr(stateful.StatefulClient, "_note", note_late)
+    monkeypatch.setattr(remembered.Remembered, "note_round", note_late)
     second = in_thread(node.serve, 2, slow)
     wait_for(arrived)
     is_counted.set()

@@ -95,13 +95,13 @@ def test_an_adaptation_by_an_epoch_takes_a_step_on_each_batch(batch_size, small,
     client = client_of({**small, "per-fedavg.inner-learning-rate": 0.3})
     weights = model_vectors(client.model)["weights"].copy()
     batches = list(client.adaptation_batches(1))
-    assert len(batches) == -(-client.num_examples // batch_size)
+    assert len(batches) == -(-client.data.num_train // batch_size)
     seen = torch.cat([images for images, _ in batches]).flatten(1)
     own = client.data.train_images.flatten(1)
     torch.testing.assert_close(seen.sum(0), own.sum(0))
     for images, labels in batches:
         weights = weights - np.float32(0.3) * gradient(weights, images.flatten(1), labels)
-    client.prepare_evaluation(model_vectors(client.model), 1)
+    client.evaluated(model_vectors(client.model), 1)
     np.testing.assert_allclose(model_vectors(client.model)["weights"], weights, atol=2e-6)
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
+from fedkd_flwr.clients.session import Session
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.engines.in_process import InProcessGrid
@@ -101,7 +102,7 @@ def test_nearest_is_by_squared_distance_over_all_samples():
 def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small, monkeypatch):
     calls = watched(monkeypatch, PerFedCKTClient, "co_distill")
     client = client_of(small)
-    predictions = client.soft_predictions(client.public_images(0), temperature=1.0).numpy()
+    predictions = client.soft_predictions(client.session.public_images(0), temperature=1.0).numpy()
     centroids = random_predictions(np.random.default_rng(0), 3, *predictions.shape)
     centroids[own] = 0.9 * predictions + 0.1 * centroids[own]
     reply = client.train({"centroids": centroids}, server_round=2, phase="train")
@@ -129,7 +130,7 @@ def test_regularization_brings_predictions_to_the_centroid(small):
 def test_the_loss_equals_a_hand_computation(small):
     """Eq. 1 in float64 with plain loops, on a public batch of all samples."""
     client = client_of(small)
-    images = client.public_images(0)
+    images = client.session.public_images(0)
     centroid = torch.from_numpy(random_predictions(np.random.default_rng(2), 40, 10))
     positions = torch.tensor([3, 5, 8])
     private = client.data.train_images[positions], client.data.train_labels[positions]
@@ -154,7 +155,7 @@ def test_a_clients_own_weight_is_lambda_over_its_squared_distance(small):
     """Theorem 4.2: sigma² / (nu v_k²), from plain loops over the client's own predictions."""
     changes = {"perfed-ckt.weight-by-distance": True, "perfed-ckt.regularization-weight": 0.5}
     client = client_of(small, **changes)
-    predictions = client.soft_predictions(client.public_images(0), temperature=1.0).numpy()
+    predictions = client.soft_predictions(client.session.public_images(0), temperature=1.0).numpy()
     centroids = random_predictions(np.random.default_rng(0), 1, *predictions.shape)
     rows = zip(predictions.tolist(), centroids[0].tolist(), strict=True)
     distance = np.mean([sum((a - b) ** 2 for a, b in zip(*pair, strict=True)) for pair in rows])
@@ -167,7 +168,7 @@ def test_a_clients_own_weight_is_lambda_over_its_squared_distance(small):
 
 def test_factors_in_the_batch_multiply_the_weight(small):
     client = client_of(small)
-    images = client.public_images(0)
+    images = client.session.public_images(0)
     centroid = torch.from_numpy(random_predictions(np.random.default_rng(2), 40, 10))
     batch = client.data.train_images[:3], client.data.train_labels[:3], images, centroid
     expected = CoDistillation(weight=3.0)(client.model, *batch)
@@ -193,7 +194,7 @@ def test_public_batches_are_drawn_anew_in_each_iteration(small):
     """The public part of a batch changes from step to step, whatever the private one does."""
     changes = {"perfed-ckt.public-batch-size": 10, "local-iterations": 4}
     client = client_of(small, **changes)
-    images, centroid = client.public_images(0), torch.full((40, 10), 0.1)
+    images, centroid = client.session.public_images(0), torch.full((40, 10), 0.1)
     job = first_job(client.co_distill, images, centroid, 2)
     publics = [public for _, _, public, *_ in job.batches]
     assert len(publics) == 4
@@ -287,7 +288,7 @@ def test_clusters_in_the_run_directory_are_those_of_the_replies(small, tmp_path)
 
 
 def test_the_public_subset_is_one_for_all_rounds_and_clients(small, tmp_path, monkeypatch):
-    calls = watched(monkeypatch, PerFedCKTClient, "public_images")
+    calls = watched(monkeypatch, Session, "public_images")
     witnessed_run(small, tmp_path, **{"num-server-rounds": 3, "held-out-size": 200})
     assert len(calls) == 12
     (_, first), *_ = calls

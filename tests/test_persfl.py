@@ -127,7 +127,7 @@ def test_two_steps_equal_a_hand_computation(small):
     changes = {"persfl.distillation-epochs": 2, "batch-size": 1000}
     client = client_of(small, **changes, **{"persfl.distillation-learning-rate": 0.1})
     images, labels = client.data.train_images, client.data.train_labels
-    student, teacher = client.new_model(), client.new_model()
+    student, teacher = client.session.new_model(), client.session.new_model()
     client.model.load_state_dict(teacher.state_dict())
     share, temperature = 0.75, 5.0
 
@@ -169,7 +169,7 @@ def test_the_best_epoch_is_kept_if_each_is_validated(small, monkeypatch):
     last, watched = (
         client_of(small, **three, **changes) for changes in ({}, {"persfl.validate-every": 1})
     )
-    teacher = last.new_model()
+    teacher = last.session.new_model()
     logits = teacher(last.data.train_images).detach()
     for client in (last, watched):
         client.model.load_state_dict(teacher.state_dict())
@@ -195,7 +195,7 @@ def test_lambda_one_leaves_the_student_at_the_teacher(strategy, small):
     changes = {"strategy": strategy, "persfl.temperatures": "5"}
     for imitation, stays in (("1", True), ("0.5", False)):
         client = client_of(small, **changes, **{"persfl.imitation": imitation})
-        client.model.load_state_dict(client.new_model().state_dict())
+        client.model.load_state_dict(client.session.new_model().state_dict())
         teacher = copied_state(client.model)
         client.consider_teacher(0)
         client.personalize(server_round=2)
@@ -435,11 +435,11 @@ def test_a_client_that_fails_in_stage_2_falls_back_to_its_teacher(small, tmp_pat
 
 def test_a_client_that_never_took_part_is_evaluated_with_its_first_model(small):
     client = client_of(small)
-    expected = client_of(small).new_model().state_dict()
+    expected = client_of(small).session.new_model().state_dict()
     with torch.no_grad():
         for parameter in client.model.parameters():
             parameter.fill_(3.0)  # as another client left it
-    assert client.prepare_evaluation({}, server_round=2) == {}
+    assert client.evaluated({}, server_round=2).metrics == {}
     for name, value in client.model.state_dict().items():
         assert torch.equal(value, expected[name])
 

@@ -11,8 +11,8 @@ import fedkd_flwr
 from fedkd_flwr import runs
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients import persfl
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.persfl import PersFLClient
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.engines.in_process import InProcessGrid
@@ -192,7 +192,7 @@ def test_more_rounds_are_refused_where_the_last_one_gave_candidates_to_all(small
 def noting_client(small, folder):
     """Return a client with a teacher that saves its progress in a folder, if there is one."""
     client = client_of(small, **{"state-dir": str(folder) if folder else ""})
-    client.request = Request(server_round=2, run_id="ab12")
+    client.session.request = Request(server_round=2, run_id="ab12")
     client.consider_teacher(0)
     return client
 

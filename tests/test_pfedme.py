@@ -77,9 +77,9 @@ def test_w_moves_by_its_share_of_the_way():
 
 
 def test_batches_are_of_full_size_and_as_many_as_the_epochs_have(small):
-    client = client_of({**small, "batch-size": 32, "local-epochs": 2})
-    sizes = [len(batch) for batch in client.private_positions(1, 100)]
-    assert sizes == [32] * 8
+    client = client_of({**small, "batch-size": 7, "local-epochs": 2})
+    sizes = [len(labels) for _, labels in client.private_batches(1)]
+    assert sizes == [7] * 2 * -(-client.data.num_train // 7)
 
 
 # ---- FedAvg in the limit -------------------------------------------------------------

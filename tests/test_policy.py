@@ -20,6 +20,7 @@ from fedkd_flwr import files
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import (
     TRUSTING_POLICY,
@@ -29,7 +30,6 @@ from fedkd_flwr.clients.policy import (
     read_policy,
 )
 from fedkd_flwr.clients.privacy_ledger import DamagedLedgerError, PrivacyLedger
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import named_code, read_config
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import REGISTERED
@@ -494,7 +494,7 @@ def test_an_error_of_foreign_code_leaves_as_its_base_class(small, silo, monkeypa
     def raise_it(*_):
         raise SchmidtKarlError("MRN00377")
 
-    monkeypatch.setattr("fedkd_flwr.clients.base.load_client", raise_it)
+    monkeypatch.setattr("fedkd_flwr.clients.session.load_client", raise_it)
     assert re.fullmatch(
         r"ValueError: it failed \(code \w{6} in the node's log\)", str(reply_of(silo, small | SILO))
     )
@@ -599,12 +599,16 @@ def test_counts_by_class_do_not_tell_small_training_classes(small, silo):
     client = client_on(silo, small, strategy="local")
     trained = client.data.class_counts.numpy()
     tested = np.bincount(client.data.test_labels, minlength=10)
-    small_only = (trained > 0) & ~client.policy.reported(trained) & client.policy.reported(tested)
+    small_only = (
+        (trained > 0)
+        & ~client.session.policy.reported(trained)
+        & client.session.policy.reported(tested)
+    )
     assert small_only.any()
     _, _, metrics = client.fit(
         [], {"names": [], "server-round": 1, "phase": "train", "evaluate": True}
     )
-    held = client.policy.reported(trained) & client.policy.reported(tested)
+    held = client.session.policy.reported(trained) & client.session.policy.reported(tested)
     assert metrics["held-total"] == tested[held].sum()
 
 

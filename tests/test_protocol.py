@@ -145,7 +145,7 @@ def test_kt_pfl_params_with_frozen_coefficients_is_fedavg(settings, tmp_path):
 @pytest.mark.parametrize("weights", ["common", "own"])
 def test_initial_weights_are_one_draw_or_one_for_each_client(weights, settings):
     flat = read_config({**settings, "initial-weights": weights}).flat()
-    first, second = (client_of(flat, n).new_model().state_dict() for n in (0, 1))
+    first, second = (client_of(flat, n).session.new_model().state_dict() for n in (0, 1))
     equal = all(first[name].equal(second[name]) for name in first)
     assert equal == (weights == "common")
 
@@ -159,7 +159,7 @@ def test_momentum_of_replaced_weights_is_not_kept(settings):
     }.items():
         client = client_of({**settings, "strategy": method, **changes})
         client.train_locally(1)
-        state = client.memory.load("optimizer") or {}
+        state = client.session.memory.load("optimizer") or {}
         kept[method] = {name.rpartition("/")[0] for name in state}
     parameters = [f"model/{name}" for name, _ in client.model.named_parameters()]
     assert kept["local"] == set(parameters)
@@ -175,10 +175,10 @@ def test_momentum_of_the_own_model_outlives_training_a_replaced_one(own, shared,
     for server_round in (1, 2):
         alone.train_locally(server_round, replaced=())
         client.train_locally(server_round, replaced=())
-        with borrowed(replace(client.architecture, name=shared)) as model:
+        with borrowed(replace(client.architectures[0], name=shared)) as model:
             replaced = list(model.parameters())
             client.train_locally(server_round, model=model, replaced=replaced)
-    kept, expected = (one.memory.load("optimizer") for one in (client, alone))
+    kept, expected = (one.session.memory.load("optimizer") for one in (client, alone))
     assert kept.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(kept[name], tensor, rtol=0, atol=0)

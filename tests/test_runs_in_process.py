@@ -260,11 +260,13 @@ def test_samples_beyond_the_limit_are_built_again(small, monkeypatch):
 def test_common_initial_weights_are_drawn_once_and_never_change(small):
     model_pool.clear()
     client = client_of({**small, "strategy": "local", "models": "mlp"}, 0)
-    drawn = copied_state(client.new_model())
+    drawn = copied_state(client.session.new_model())
     with torch.no_grad():
         for parameter in client.model.parameters():
             parameter.add_(1)
-    weights = model_pool.common_weights(client.architecture, client.run.plan.seed, client.new_model)
+    weights = model_pool.common_weights(
+        client.architectures[0], client.session.run.plan.seed, client.session.new_model
+    )
     torch.testing.assert_close(weights, drawn, rtol=0, atol=0)
 
 

@@ -109,7 +109,7 @@ def test_a_client_with_few_samples_selects_what_is_like_them(count, alike, small
     client = client_of(small)
     images = client.data.train_images
     own = images[:1].repeat(count, 1, 1, 1) if alike else images[:count]
-    vars(client)["data"] = SimpleNamespace(train_images=own)
+    client.session._data = SimpleNamespace(train_images=own)
     selected = client.selected(torch.cat([own, -own]))
     assert selected[:count].any()
     assert not selected[count:].any()

@@ -297,9 +297,9 @@ def public_order(small, strategy, partition_id, server_round):
     """Return the positions of the public samples on which a client trains first in a round."""
     client = client_of(small, partition_id, strategy=strategy, models="mlp")
     # Each sample's teacher is its own position.
-    teacher = torch.arange(client.run.plan.public_size).unsqueeze(1)
+    teacher = torch.arange(client.session.run.plan.public_size).unsqueeze(1)
     if strategy == "perfed-ckt":
-        job = first_job(client.co_distill, client.public_images(0), teacher, server_round)
+        job = first_job(client.co_distill, client.session.public_images(0), teacher, server_round)
         return torch.cat([batch[3] for batch in itertools.islice(job.batches, 3)])
     job = first_job(client.distill, teacher, server_round)
     return torch.cat([batch[1] for batch in job.batches])

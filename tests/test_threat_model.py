@@ -342,7 +342,7 @@ def let_the_loss_of_one_sample_overflow(silo):
     private = {"strategy": "fedavg", "dp-sgd-noise-multiplier": 1e3, "batch-size": 10000}
     context = Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **private})
     client = build_client(context)
-    model, images = client.new_model(), client.data.train_images.flatten(1)
+    model, images = client.session.new_model(), client.data.train_images.flatten(1)
     pixel = int(images.std(0).argmax())
     for above in (-1, 1):
         with torch.no_grad():

@@ -37,10 +37,15 @@ class FedRepClient(ParameterClient):
             Mean loss over all samples seen.
         """
         head = layers_of(self.model)[-1].parameters(recurse=False)
-        optimizer = self.private_optimizer(head, server_round)
-        generator, size = self.generator("head-batches", server_round), self.run.training.batch_size
+        optimizer = self.session.local.optimizer(head, server_round)
+        generator, size = (
+            self.generator("head-batches", server_round),
+            self.session.run.training.batch_size,
+        )
         epochs = self.settings.head_epochs
-        batches = self.batches_at(epoch_batches(self.num_examples, size, epochs, generator))
-        with self.kept_momentum(optimizer, self.model):
+        batches = self.session.batches_at(
+            epoch_batches(self.data.num_train, size, epochs, generator)
+        )
+        with self.session.kept_momentum(optimizer, self.model):
             mean_loss: float = self.do(TrainJob(self.model, cross_entropy, optimizer, batches))
         return mean_loss

@@ -1,4 +1,4 @@
-"""A node's config, with the run's values as defaults."""
+"""A node's config, with the run's values as defaults, and the split of its own data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.clients.policy import (
+    ANY,
+    DEFAULT_SPLIT,
     POLICY_KEYS,
     TRUSTING_POLICY,
     NodeConfigError,
     NodePolicy,
+    PolicyError,
     read_policy,
 )
 from fedkd_flwr.clients.privacy_ledger import LEDGER, PrivacyLedger
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.content_split import Grouping
 from fedkd_flwr.data.registry import DataError
+from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.memory import RUNS_KEPT
 
 NODE_KEYS = (
@@ -33,6 +38,11 @@ NODE_KEYS = (
     *POLICY_KEYS,
 )
 """The keys of a node config."""
+
+
+FOR_SIMULATIONS = DataSettings().client_split
+"""The default ``client-split`` of a run, which leaves few training samples. In a deployment it
+stands for the split of each node."""
 
 
 class SurplusNodeError(NodeConfigError):
@@ -195,3 +205,24 @@ def _whole_number(node_config: Mapping[str, Any], key: str) -> int:
 @lru_cache(maxsize=16)  # All clients of a simulation have the folders of their run.
 def _folder(name: str) -> Path | None:
     return Path(name).expanduser() if name else None
+
+
+def node_split(data: DataSettings, data_path: str, policy: NodePolicy) -> DataSettings:
+    """Return data settings in which a node with its own data has its own split.
+
+    Raises
+    ------
+    PolicyError
+        If the run config has another split than the policy.
+    """
+    if policy.trust_server or not data_path:
+        return data
+    own, asked = policy.client_split, data.client_split
+    if asked == FOR_SIMULATIONS:
+        split = DEFAULT_SPLIT if own == ANY else own
+        return data.model_copy(update={"client_split": split})
+    if own != ANY and read_split(asked) != read_split(own):
+        raise PolicyError(
+            "the client-split of the run is not that of this node; leave it out of the run config"
+        )
+    return data

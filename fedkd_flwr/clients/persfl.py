@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.distillation_search import Candidate, PairSearch
+from fedkd_flwr.clients.messages import TRAIN
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.request import TRAIN
 from fedkd_flwr.models.vectors import copied_state, fill_model
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import (
@@ -108,21 +108,21 @@ class PersFLClient(ParameterClient):
         pairs = self.personalize(server_round)
         return TrainReply({PAIRS: pairs})
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
         """Evaluate the global model in stage 1, the personalized one in stage 2."""
         if received:
-            return super().prepare_evaluation(received, server_round)
+            return super().evaluated(received, server_round)
         state = self.state
         if state.personalized_in == server_round:
             fill_model(self.model, state.personalized)
-            return dict(state.choice)
+            return Evaluated(self.model, dict(state.choice))
         # Stage 2 failed on this client: the teacher is its best model.
         if state.teacher:
             fill_model(self.model, state.teacher)
-            return {"teacher-round": state.teacher_choice["round"]}
+            return Evaluated(self.model, {"teacher-round": state.teacher_choice["round"]})
         # The client never took part and only has its initial model.
-        self.model.load_state_dict(self.new_model().state_dict())
-        return {}
+        self.model.load_state_dict(self.session.new_model().state_dict())
+        return Evaluated(self.model)
 
     def consider_teacher(self, aggregations: int) -> None:
         """Keep the model as teacher if its validation cross-entropy is the lowest so far (Eq. 2).
@@ -161,7 +161,7 @@ class PersFLClient(ParameterClient):
         DivergedError
             If the distillation diverged for every pair.
         """
-        counts = self.counted("global")
+        counts = self.session.evaluate("global")
         fill_model(self.model, self.state.teacher)
         teacher_accuracy = self.test_accuracy()
         search = self.searched(server_round)
@@ -202,30 +202,30 @@ class PersFLClient(ParameterClient):
 
     def search_so_far(self) -> PairSearch:
         """Return the interrupted search if it had this teacher, else a new search."""
-        folder = self.memory_folder
-        progress = folder.read_progress(self.request.server_round) if folder else None
+        folder = self.session.memory_folder
+        progress = folder.read_progress(self.session.request.server_round) if folder else None
         if progress and _are_alike(progress.numbers["teacher"], self.state.teacher_choice):
             states = progress.load("generators") or {}
             for number, generator in enumerate(generators_of(self.device)):
                 # The run may continue on another device, for whose generator there is no state.
                 if str(number) in states:
                     generator.set_state(states[str(number)])
-            self.gradient_steps.taken += int(progress.numbers["steps"][GRADIENT_STEPS.name])
+            self.session.gradient_steps.taken += int(progress.numbers["steps"][GRADIENT_STEPS.name])
             return PairSearch.read(progress)
         shape = len(self.settings.grid()), 2
         return PairSearch(np.full(shape, DIVERGED, dtype=np.int32))
 
     def note_search(self, search: PairSearch) -> None:
         """Note the progress of stage 2, so that an interrupted message can continue."""
-        folder = self.memory_folder
+        folder = self.session.memory_folder
         if folder is None:
             return
         progress = search.saved()
         states = enumerate(generator.get_state() for generator in generators_of(self.device))
         progress.save("generators", {str(number): state for number, state in states})
         progress.save_numbers("teacher", self.state.teacher_choice)
-        progress.save_numbers("steps", {GRADIENT_STEPS.name: self.gradient_steps.taken})
-        folder.write_progress(self.request.server_round, progress)
+        progress.save_numbers("steps", {GRADIENT_STEPS.name: self.session.gradient_steps.taken})
+        folder.write_progress(self.session.request.server_round, progress)
 
     def distilled(
         self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int
@@ -252,11 +252,11 @@ class PersFLClient(ParameterClient):
         soft_labels = functional.softmax(teacher_logits / temperature, dim=1)
         optimizer = self.optimizer(self.model.parameters(), settings.distillation_learning_rate)
         generator = self.generator("distillation-batches", server_round)
-        batch_size = self.run.training.batch_size
+        batch_size = self.session.run.training.batch_size
         candidates: list[Candidate] = []
         for epochs in settings.stretches():
-            drawn = epoch_batches(self.num_examples, batch_size, epochs, generator)
-            positions = self.local.mixed_enough(drawn)
+            drawn = epoch_batches(self.data.num_train, batch_size, epochs, generator)
+            positions = self.session.local.mixed_enough(drawn)
             self.do(
                 TrainJob(
                     self.model,

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
 from fedkd_flwr.clients.names_in_config import COLUMN_KEYS, data_sets_read, overlap, place_of
-from fedkd_flwr.clients.noise import has_noise, noise_of
 from fedkd_flwr.config import named_code
 from fedkd_flwr.config.run_config import RunConfig
 from fedkd_flwr.custom_objects.importing import (
@@ -399,3 +398,15 @@ def _as_text(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(value) or "none"
     return (f"{value:g}" if isinstance(value, float) else str(value)) or "none"
+
+
+def noise_of(run: RunConfig, settings: Settings) -> float:
+    """Return the multiplier of the noise on predictions or in training, whichever is larger."""
+    of_predictions = isinstance(settings, SoftPredictionSettings) and settings.noise_multiplier
+    return max(float(of_predictions), run.dp_sgd.noise_multiplier)
+
+
+def has_noise(run: RunConfig, settings: Settings) -> bool:
+    """Return whether what leaves a client has noise, that of `noise_of` or a method's own."""
+    is_private = isinstance(settings, SoftPredictionSettings) and settings.is_private
+    return is_private or bool(noise_of(run, settings))

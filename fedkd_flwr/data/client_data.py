@@ -54,6 +54,11 @@ class ClientData:
     classes: int
     in_public: int = 0
 
+    @property
+    def num_train(self) -> int:
+        """D_n, the number of private training samples."""
+        return len(self.positions[0])
+
     @functools.cached_property
     def train_images(self) -> Tensor:
         """Shape (samples, channels, height, width), float32; own data may have any shape."""

@@ -37,6 +37,7 @@ from fedkd_flwr.runs.recorded import names_of_code, recorded_config
 from fedkd_flwr.runs.writing import as_lines, write_json
 from strategies.core.evaluations import Row
 from strategies.core.rounds import NEW_CLIENTS
+from strategies.core.state import saved_fields
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
@@ -263,12 +264,19 @@ def require_memories(run: Run, wanted: RunConfig) -> Checkpoint:
     """
     state_dir = wanted.state_dir
     checkpoint, _ = checkpoint_to_continue_from(run, state_dir)
-    if not wanted.method.client.keeps_state(wanted):
+    if not _keep_state(wanted):
         return checkpoint
     completed, folders = checkpoint.completed_rounds, _memory_folders(run, state_dir)
     if completed and not _any_remembers(folders, completed):
         raise RunDirectoryError(_no_memory(run, state_dir, completed))
     return checkpoint
+
+
+def _keep_state(run: RunConfig) -> bool:
+    """Return whether the clients of a run keep anything from one message to the next."""
+    client = run.method.client
+    keep_own = client.keeps_model or bool(saved_fields(client.State))
+    return keep_own or bool(run.dp_sgd.noise_multiplier) or run.plan.safeguard.is_on
 
 
 def _no_memory(run: Run, state_dir: str, completed: int) -> str:

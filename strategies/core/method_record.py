@@ -146,9 +146,11 @@ class MethodRecord:
         """Return the record of a derived method.
 
         It has the facts of this one except those given. `dp_sgd` and `takes_estimators` are
-        promises about a client, and each method makes them anew.
+        promises about a client, which each method makes anew, and it has a paper of its own.
         """
-        return replace(self, **{"dp_sgd": False, "takes_estimators": False, **changes})
+        return replace(
+            self, **{"paper": None, "dp_sgd": False, "takes_estimators": False, **changes}
+        )
 
     @property
     def family(self) -> str:
