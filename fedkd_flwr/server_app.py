@@ -10,6 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
+from torch import nn
 
 from fedkd_flwr.clients.estimators import require_estimator
 from fedkd_flwr.config import ConfigError, Configuration, read_config
@@ -19,6 +20,7 @@ from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
+from fedkd_flwr.models.custom_models import require_builds
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
 from fedkd_flwr.runs import (
@@ -37,6 +39,7 @@ from fedkd_flwr.runs import (
 )
 from fedkd_flwr.trackers import TrackerObserver
 from fedkd_flwr.training.dp_sgd import require_separate_samples
+from fedkd_flwr.training.loop import seeded
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core import flower
 from strategies.core.early_stopping import StoppedEarly
@@ -164,13 +167,14 @@ def check_models(configuration: Configuration) -> None:
 
     Custom models are built, and built-in ones where the data are custom or there is noise. A
     warning names custom models that return probabilities instead of logits. Estimators are created.
-    Raises `ConfigError` if a model cannot be imported or built, does not fit the data, lacks the
-    head that the method needs, or mixes samples under DP-SGD.
+    Raises `ConfigError` if a model cannot be imported or built, is not new at each call, does not
+    fit the data, lacks the head that the method needs, or mixes samples under DP-SGD.
     """
     run, settings = configuration.run, configuration.settings
     shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
     is_own_data = run.data.dataset not in DATASETS
     is_private = bool(run.dp_sgd.noise_multiplier)
+    built: list[nn.Module] = []
     for name in dict.fromkeys((*run.models.models, *shared)):
         if not (is_custom(name) or is_own_data or is_private):
             continue
@@ -179,7 +183,13 @@ def check_models(configuration: Configuration) -> None:
             if names_estimator(name):
                 require_estimator(run, name)
                 continue
-            model = build_fitting(name, shape, classes, run.models.search_space)
+            with seeded("cpu", run.plan.seed, "initial-weights"):
+                model = build_fitting(name, shape, classes, run.models.search_space)
+            if is_custom(name):
+                with seeded("cpu", run.plan.seed, "initial-weights"):
+                    again = build_fitting(name, shape, classes)
+                require_builds(name, (model, again), built)
+                built.append(model)
             if run.method.client.needs_head:
                 head_of(model)
             if run.method.client.needs_body:
