@@ -395,3 +395,58 @@ def test_clients_of_a_cohort_may_share_what_is_frozen(small, tmp_path):
     assert fedkd_flwr.run(
         small, models=f"{HERE}:seeded_by_torch", output_dir=tmp_path / "n"
     ).finished
+
+
+class Detached(HeadFirst):
+    def forward(self, samples):
+        return super().forward(samples).detach()
+
+
+class InPlace(HeadFirst):
+    def forward(self, samples):
+        features = self.body(samples)[:, self.order].exp()
+        logits = self.fc(features)
+        features += 1
+        return logits
+
+
+def normalized(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+
+def frozen(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, classes)).requires_grad_(False)
+
+
+def head_and_frozen_body(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.Linear(8, classes))
+    model[1].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "sentence"),
+    [
+        (f"{HERE}:normalized", {"batch-size": 1}, "batch normalization cannot train on a batch of"),
+        (
+            f"{HERE}:normalized",
+            {"strategy": "kt-pfl", "kt-pfl.public-batch-size": 1},
+            "two samples",
+        ),
+        (f"{HERE}:frozen", {}, "nothing is left to train: all parameters of the model have"),
+        (f"{HERE}:head_and_frozen_body", {"strategy": "fedrep"}, "all parameters of the body have"),
+        (f"{HERE}:head_and_frozen_body", {"strategy": "fedbabu"}, "parameters of the body have"),
+        (f"{HERE}:Detached", {}, "its output has no gradient: forward should neither detach it"),
+        (
+            f"{HERE}:InPlace",
+            {},
+            "a training step on 16 samples fails: RuntimeError: one of the var",
+        ),
+    ],
+)
+def test_a_network_that_cannot_train_is_refused_before_any_client_works(
+    model, changes, sentence, small
+):
+    with pytest.raises(ConfigError, match=f": {model}: .*{sentence}") as refused:
+        fedkd_flwr.run({**small, "strategy": "local", "models": model, **changes})
+    assert "\n" not in str(refused.value)

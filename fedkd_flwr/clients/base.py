@@ -5,6 +5,7 @@ another model than the one the client keeps. ``batch-norm-statistics`` selects t
 which batch normalization is evaluated. The default is fresh statistics of the training images.
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,6 +50,7 @@ from fedkd_flwr.training.loop import (
     keep_best_epoch,
     seeded,
     train_on,
+    try_step,
 )
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
@@ -197,15 +199,19 @@ class PersonalClient(ServingClient):
         Raises
         ------
         ValueError
-            If the loss is not finite.
+            If the step fails, or the loss is not finite.
         """
-        model = self.new_model().train()
-        loss = cross_entropy(model, *next(self.private_batches(1)))
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.private_optimizer(model.parameters(), server_round=1).step()
-        if not loss.isfinite():
-            raise ValueError(f"{self.model_name}: the loss of the first batch is {loss.item()}")
-        return f"{num_parameters(model):,} numbers; the first batch has loss {loss.item():.3f}"
+        model, (images, labels) = self.new_model(), next(self.private_batches(1))
+        optimizer = self.private_optimizer(model.parameters(), server_round=1)
+        loss = try_step(model, (images, labels), "model", optimizer)
+        if not math.isfinite(loss):
+            raise ValueError(f"{self.model_name}: the loss of the first batch is {loss}")
+        return f"{num_parameters(model):,} numbers; the first batch has loss {loss:.3f}"
+
+    @classmethod
+    def trained_parts(cls, model: nn.Module) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters that are trained together, by the name of the part of the model."""
+        return {"model": list(model.parameters())}
 
     def close(self) -> None:
         """Return the model objects to the pool. Their weights were stored before."""

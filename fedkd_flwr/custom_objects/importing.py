@@ -82,8 +82,14 @@ def find_custom(name: str) -> Any:
         raise CustomObjectError(f"{name}: {module} holds no {member} ({error}){hint}") from error
     # A user's module may raise anything.
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise CustomObjectError(f"{name}: {module} cannot be imported here ({reason})") from error
+        raise CustomObjectError(
+            f"{name}: {module} cannot be imported here ({told(error)})"
+        ) from error
+
+
+def told(error: Exception) -> str:
+    """Return the class and the text of a user's error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
 
 
 def modules_behind(name: str) -> list[str]:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable, told
 from fedkd_flwr.data.registry import DataError
 
 SIGNATURE = "(labels, num_clients, seed) -> list of index arrays"
@@ -27,8 +27,7 @@ def call_for_partition(
         returned, again = (list(split(labels.copy(), num_clients, seed)) for _ in range(2))
     # A user's function may raise anything.
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise DataError(f"partition {name} fails: {type(error).__name__}: {text}") from error
+        raise DataError(f"partition {name} fails: {told(error)}") from error
     if len(returned) != num_clients:
         raise DataError(
             f"partition {name} returns {len(returned)} index arrays for {num_clients} clients; it "

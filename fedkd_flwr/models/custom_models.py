@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable, told
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.layers import mark_head
 
@@ -24,7 +24,7 @@ def build_custom_model(name: str, shape: Shape, classes: int) -> nn.Module:
         model = builder(shape, classes)
     # A user's builder may raise anything.
     except Exception as error:
-        raise CustomObjectError(f"{name}({shape}, {classes}) fails: {_told(error)}") from error
+        raise CustomObjectError(f"{name}({shape}, {classes}) fails: {told(error)}") from error
     return checked_custom_model(model, name, shape, classes)
 
 
@@ -107,7 +107,7 @@ def _name_of_head(model: nn.Module, name: str, shape: Shape, classes: int) -> st
             logits = model.eval()(torch.zeros(1, *shape))
     except Exception as error:
         raise CustomObjectError(
-            f"{name} fails on samples (n, {_listed(shape)}): {_told(error)}"
+            f"{name} fails on samples (n, {_listed(shape)}): {told(error)}"
         ) from error
     finally:
         model.train(was_training)
@@ -145,8 +145,3 @@ def _require_parameters(model: nn.Module, name: str) -> None:
 
 def _listed(shape: Shape) -> str:
     return ", ".join(map(str, shape))
-
-
-def _told(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedkd_flwr.custom_objects.importing import told
 from fedkd_flwr.models.torch_internals import tracking_batch_norms
 from fedkd_flwr.models.vectors import copied_state
 from strategies.core.randomness import random_generator
@@ -150,6 +151,55 @@ def backpropagate(
     batch_loss = loss(model, *batch)
     batch_loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
     return batch_loss
+
+
+def try_step(model: nn.Module, batch: Batch, part: str, optimizer: torch.optim.Optimizer) -> float:
+    """Take one optimizer step on the cross-entropy of a batch, and return the loss.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Trained in place.
+    batch : tuple of Tensor
+        Images (n, ...) and labels (n,).
+    part : str
+        What the optimizer trains, for messages: ``model``, ``head`` or ``body``.
+    optimizer : torch.optim.Optimizer
+        Over parameters of the model.
+
+    Raises
+    ------
+    ValueError
+        If nothing would be trained, or the step fails; in one sentence.
+    """
+    images, labels = batch
+    parameters = trained_by(optimizer)
+    if not parameters:
+        raise ValueError(
+            f"nothing is left to train: all parameters of the {part} have requires_grad = False"
+        )
+    try:
+        loss = functional.cross_entropy(model.train()(images), labels)
+        if loss.requires_grad:
+            loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
+            optimizer.step()
+    # A custom network may raise anything.
+    except Exception as error:
+        if len(images) == 1 and "more than 1 value per channel" in str(error):
+            raise ValueError(
+                "batch normalization cannot train on a batch of one sample: set batch-size (and "
+                "public-batch-size) to 2 or more, and give each client at least two samples to "
+                "train"
+            ) from error
+        raise ValueError(
+            f"a training step on {len(images)} samples fails: {told(error)}"
+        ) from error
+    if not loss.requires_grad:
+        raise ValueError(
+            "its output has no gradient: forward should neither detach it nor run under "
+            "torch.no_grad"
+        )
+    return float(loss.detach())
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
