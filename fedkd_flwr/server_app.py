@@ -185,8 +185,8 @@ def check_models(configuration: Configuration) -> None:
         try:
             if names_estimator(name):
                 require_estimator(run, name)
-            else:
-                built.append(_checked_network(name, run, samples, built))
+                continue
+            built.append(_checked_network(name, run, samples, built))
         except ValueError as error:
             raise ConfigError(f"{run.strategy}: {error}.") from error
         if is_custom(name) and returns_probabilities(built[-1], run.data.image_shape):
@@ -310,8 +310,11 @@ def run_rounds(
     try:
         strategy.restore(checkpoint.completed_rounds, checkpoint.state, initial)
     except OtherStateError as error:
+        if not checkpoint.completed_rounds and not checkpoint.state:
+            raise TypeError(f"{run.strategy}: begin returns another state: {error}") from error
+        writer = run.strategy if is_custom(run.strategy) else "fedkd-flwr"
         raise RunDirectoryError(
-            f"The checkpoint of {directory.path} was written by another version of fedkd-flwr "
+            f"The checkpoint of {directory.path} was written by another version of {writer} "
             f"({error}): continue the run with that version, or run it again."
         ) from None
     strategy.look_back(directory.run.round_rows)

@@ -34,7 +34,7 @@ from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, Reply, TooFewRepliesError
 from strategies.core.rounds import NEW_CLIENTS, Observer, RoundRecord, log_round
 from strategies.core.server_models import ServerModels
-from strategies.core.state import State, named_arrays, read_state
+from strategies.core.state import State, named_arrays, read_state, require_state
 from strategies.method import Method, Results
 
 
@@ -182,11 +182,14 @@ class PersonalizedStrategy(Method, Strategy):
         """
         self.completed_rounds = self._rounds_before = completed_rounds
         self.members.resume(completed_rounds, saved)
-        begun = self.begin(initial)
+        begun = self._required("begin", self.begin(initial))
         arrays = {} if completed_rounds else named_arrays(begun)
         arrays |= {name: array for name, array in saved.items() if not name.startswith(MEMBERS)}
         self.state = read_state(type(begun), arrays)
         self.state = self.with_more_clients()
+
+    def _required(self, hook: str, state: object) -> State:
+        return require_state(state, f"{type(self).__name__}.{hook}")
 
     def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replay the rows of earlier rounds of a resumed run for early stopping."""
@@ -214,7 +217,8 @@ class PersonalizedStrategy(Method, Strategy):
         self.current.start_clock()
         sampled = self.sample(server_round, self.round.reachable)
         self._discard_evaluations(server_round, sampled)
-        self.state = self.state_before_training(server_round, sampled)
+        state = self.state_before_training(server_round, sampled)
+        self.state = self._required("state_before_training", state)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
         counts = self.record.evaluates_trained_model or bool(self.record.second_evaluation)
         evaluate = counts and self.plan.is_evaluated(server_round)
@@ -237,7 +241,8 @@ class PersonalizedStrategy(Method, Strategy):
         self.current.keep(self.evaluations.keep(valid), self.members.clients)
         # A second exchange inside aggregate counts as training time, not as server time.
         with self.current.timed("server"):
-            self.state = self.aggregate(server_round, self.bounded(valid))
+            state = self.aggregate(server_round, self.bounded(valid))
+        self.state = self._required("aggregate", state)
         shared = self.global_model()
         return (ArrayRecord(dict(exchange.encoded(shared))) if shared else None), None
 

@@ -13,12 +13,13 @@ from typing import Any
 from torch import nn
 
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.config.run_config import flatten
 from fedkd_flwr.custom_objects.digests import code_digest
 from fedkd_flwr.custom_objects.importing import OBJECT, CustomObjectError, hold, name_in_module
 from fedkd_flwr.data.custom_data import as_data_set, content_digest
 from fedkd_flwr.data.registry import DATA
 from fedkd_flwr.methods import METHODS, NAME, REGISTERED, Method
-from fedkd_flwr.models.estimators import is_estimator
+from fedkd_flwr.models.estimators import is_estimator, without_probabilities
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
 
@@ -51,7 +52,7 @@ def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
         If a value is no such object; in one sentence.
     """
     names: dict[str, Any] = {}
-    return {key: _named(key, value, names) for key, value in settings.items()}
+    return {key: _named(key, value, names) for key, value in flatten(settings).items()}
 
 
 def _named(key: str, value: Any, names: dict[str, Any]) -> Any:
@@ -69,7 +70,16 @@ def _named(key: str, value: Any, names: dict[str, Any]) -> Any:
             f"{key}: this is a network; pass its class or a function (shape, classes) -> "
             "torch.nn.Module, since every client gets a network of its own."
         )
-    return _name_of_object(value, names) if callable(value) or is_estimator(value) else value
+    if callable(value) or is_estimator(value):
+        return _name_of_object(value, names)
+    if hasattr(value, "fit"):
+        raise ConfigError(f"{key}: {without_probabilities(type(value).__name__)}.")
+    if type(value).__module__ != "builtins":
+        raise ConfigError(
+            f"{key} is a {type(value).__name__}; it should be a name, a number, a class, a "
+            "function, or an estimator with fit and predict_proba."
+        )
+    return value
 
 
 def _name_of_object(value: Any, names: dict[str, Any]) -> str:

@@ -169,6 +169,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     owned = [torch.stack(tensors) for tensors in zip(*map(_tensors_of, jobs), strict=True)]
     objective = Objective(stack.skeleton, jobs[0].loss)
     totals = torch.zeros(len(jobs), device=next(iter(stack.parameters.values())).device)
+    firsts = torch.zeros_like(totals)
     seen = [0] * len(jobs)
     errors: dict[int, Exception] = {}
 
@@ -191,6 +192,8 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
         descent.step(dict(zip(leaves, gradients, strict=True)), chosen)
         for name, buffer in buffers.items():
             chosen.put(stack.buffers[name], buffer)
+        if step < len(descents):
+            firsts[chosen.index] += losses.detach()
         if descent is descents[-1]:
             totals[chosen.index] += losses.detach() * batch[0].shape[1]
             for member in members:
@@ -206,7 +209,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     for descent in descents:
         descent.unstack()
     means = [total / max(count, 1) for total, count in zip(totals.tolist(), seen, strict=True)]
-    results = map(_checked, means, stack.sums())
+    results = map(_checked, means, stack.sums(), firsts)
     return [errors.get(position) or result for position, result in enumerate(results)]
 
 
@@ -215,9 +218,9 @@ def _tensors_of(job: TrainJob) -> Sequence[Tensor]:
     return getattr(job.loss, "tensors", ())
 
 
-def _checked(loss: float, weights: float) -> float | DivergedError:
+def _checked(loss: float, weights: float, first: Tensor) -> float | DivergedError:
     try:
-        require_finite(loss)
+        require_finite(loss, first)
         require_finite_weights(weights)
     except DivergedError as error:
         return error

@@ -245,18 +245,19 @@ def train_on(
     """
     model.train()
     device = next(model.parameters()).device
-    total, seen = torch.zeros((), device=device), 0
+    total, seen, first = torch.zeros((), device=device), 0, None
     turns = [(turn, trained_by(turn)) for turn in (alternate, optimizer) if turn]
     for batch, (turn, parameters) in zip(batches, cycle(turns), strict=False):
         turn.zero_grad(set_to_none=True)
         batch_loss = gradients(model, loss, batch, parameters)
         turn.step()
+        first = batch_loss.detach() if first is None else first
         if turn is optimizer:
             # Summed on the device, because reading it here would wait for every batch.
             total += batch_loss.detach() * len(batch[0])
             seen += len(batch[0])
     mean_loss = float(total) / max(seen, 1)
-    require_finite(mean_loss)
+    require_finite(mean_loss, first)
     require_finite_weights(sum_of_trained(model))
     return mean_loss
 
@@ -268,12 +269,17 @@ def sum_of_trained(model: nn.Module) -> float:
     return float(torch.stack([tensor.sum() for tensor in (*model.parameters(), *moved)]).sum())
 
 
-def require_finite(loss: float) -> None:
+def require_finite(loss: float, first: Tensor | None = None) -> None:
     """Refuse a training that has diverged. The client then keeps its previous model.
 
-    Raises `DivergedError` if the loss is not finite.
+    `first` is the loss of the first batch. Raises `DivergedError` if the loss is not finite.
     """
     if not math.isfinite(loss):
+        if first is not None and not first.isfinite():
+            raise DivergedError(
+                f"the loss of the first batch is {first.item()}, before any step; look at the loss "
+                "function, the model and the data"
+            )
         raise DivergedError(f"training diverged (loss {loss}); lower the learning-rate")
 
 

@@ -241,6 +241,8 @@ def _checked_array(name: str, array: Array, due: ExpectedArray) -> NDArray[Any]:
         raise InvalidReplyError(
             f"{name} has shape {shortened(shape)} instead of {limit}{due.shape}"
         )
+    if array.dtype != due.dtype:
+        raise InvalidReplyError(f"{name} holds {shortened(array.dtype)}, not {due.dtype}")
     # The extra bytes are for the header.
     if len(array.data) > np.dtype(due.dtype).itemsize * math.prod(shape) + 1024:
         raise InvalidReplyError(f"{name} is larger than its shape {shape} allows")
