@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import subprocess
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.custom_objects.digests import code_digest
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom
 from fedkd_flwr.runs import RunDirectoryError, load_run, own_code
 from fedkd_flwr.sweeps import run_sweep
 
@@ -118,8 +120,6 @@ def test_another_version_of_python_gives_a_note(folder, small, logged, monkeypat
 
 
 def test_what_a_method_leads_to_is_its_code(folder):
-    from fedkd_flwr.custom_objects.importing import find_custom
-
     def digest():
         return code_digest(find_custom("own_method:method"))
 
@@ -165,10 +165,30 @@ def test_a_class_of_a_notebook_is_known_by_its_code(monkeypatch):
     assert code_digest(other) != code_digest(defined(1, defined(3)))
 
 
+@pytest.mark.parametrize("hides", ["strategies/__init__.py", "strategies.py", "strategies/mine.py"])
+def test_a_folder_that_hides_the_package_strategies_is_named(hides, tmp_path):
+    file = tmp_path / hides
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    run = [sys.executable, "-c", "import fedkd_flwr.config"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    if hides == "strategies/mine.py":  # a folder without __init__.py comes after a package
+        assert done.returncode == 0
+        return
+    place = str(file).removesuffix("/__init__.py")
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: {place} hides the package strategies of fedkd-flwr: rename it, or start "
+        "Python in another folder."
+    )
+
+
+def test_an_own_module_under_the_name_of_a_package_here_is_named():
+    with pytest.raises(CustomObjectError, match="strategies is a package of fedkd-flwr, so rename"):
+        find_custom("strategies.mine:method")
+
+
 @pytest.mark.parametrize("name", ["fedkd_flwr.models.small:lenet", "strategies.local:Local"])
 def test_code_of_the_project_is_no_code_of_a_user(name, monkeypatch):
-    from fedkd_flwr.custom_objects.importing import find_custom
-
     found = find_custom(name)
     before = code_digest(found)
     monkeypatch.setattr(found, "__doc__", "changed")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkd_flwr.custom_objects.importing import name_in_module
+from fedkd_flwr.custom_objects.importing import OURS, name_in_module
 
 MAIN = "__main__"
 """The module of a script or a notebook, which has no source that could be read again."""
@@ -196,7 +196,7 @@ def _names_in(code: CodeType, *operations: str) -> set[str]:
 def _is_own(module: str) -> bool:
     """Return whether a module is the user's, and no part of this project or of a library."""
     root = module.partition(".")[0]
-    if root in ("fedkd_flwr", "strategies") or root in sys.stdlib_module_names - {MAIN}:
+    if root in OURS or root in sys.stdlib_module_names - {MAIN}:
         return False
     file = _file_of(module)
     # A module without a file was made in this process.
