@@ -74,6 +74,26 @@ class Poisoned(Sending):
         return {"weights": np.full(3, np.nan, dtype=np.float32)}
 
 
+class NoPayload(Sending):
+    def train_payload(self, server_round, partition_id):
+        return None
+
+
+class ListPayload(Sending):
+    def train_payload(self, server_round, partition_id):
+        return {"weights": [1.0, 2.0]}
+
+
+class ShapeAlone(Sending):
+    def expected_arrays(self, server_round, partition_id):
+        return {"mean": (3,)}
+
+
+class DictResults(Sending):
+    def results(self):
+        return {"gain": 1.0}
+
+
 class Replying(PersonalClient):
     dtype, loss = "float32", None
 
@@ -100,6 +120,29 @@ class NanLoss(Replying):
         return functional.cross_entropy(model(images), labels) * float("nan")
 
 
+class PerSample(Replying):
+    @staticmethod
+    def loss(model, images, labels):
+        return functional.cross_entropy(model(images), labels, reduction="none")
+
+
+class NoLoss(Replying):
+    @staticmethod
+    def loss(model, images, labels):
+        functional.cross_entropy(model(images), labels)
+
+
+class DetachedLoss(Replying):
+    @staticmethod
+    def loss(model, images, labels):
+        return functional.cross_entropy(model(images), labels).detach()
+
+
+class TensorMetric(Replying):
+    def train(self, received, server_round, phase):
+        return TrainReply({"mean": np.ones(3, "float32")}, {"train-loss": torch.tensor(1.0)})
+
+
 FIELD = "may be an array, or a dict by int or str of arrays"
 
 
@@ -112,6 +155,26 @@ FIELD = "may be an array, or a dict by int or str of arrays"
         (Forgetful, Replying, "Forgetful.aggregate returned a NoneType; return the method's state"),
         (Sending, Float64, "client 0, mean holds float64, not float32"),
         (Poisoned, Replying, "the server sent weights with NaN or infinity; look at what the"),
+        (NoPayload, Replying, "NoPayload.train_payload returned a NoneType; return a dict of arra"),
+        (
+            ListPayload,
+            Replying,
+            "weights is a list; a message holds arrays of numbers: numpy.asarr",
+        ),
+        (ShapeAlone, Replying, "declares mean as a tuple; write ExpectedArray(shape, dtype)"),
+        (DictResults, Replying, "DictResults.results returned a dict; return Results(columns=..."),
+        (Sending, PerSample, "the loss returned a Tensor of shape (16,); return the mean over the"),
+        (Sending, NoLoss, "the loss returned a NoneType; return the mean over the batch, a tensor"),
+        (
+            Sending,
+            DetachedLoss,
+            "the loss has no gradient: it should not be detached, nor computed",
+        ),
+        (
+            Sending,
+            TensorMetric,
+            "TensorMetric.train reports train-loss as a Tensor; write float(...)",
+        ),
         (Sending, LogitLoss, "the loss cross_entropy takes logits, and a loss of a training takes"),
         (Sending, ModuleLoss, "the loss CrossEntropyLoss takes logits, and a loss of a training"),
         (Sending, NanLoss, "the loss of the first batch is nan, before any step; look at the loss"),

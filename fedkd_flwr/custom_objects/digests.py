@@ -229,8 +229,10 @@ def _sources(modules: set[str]) -> list[str]:
         file = _file_of(module)
         if file is None or module in digests or not _is_own(module):
             continue
-        digest, imported = _read_source(file, file.stat().st_mtime_ns)
-        digests[module] = digest
+        try:
+            digests[module], imported = _read_source(file, file.stat().st_mtime_ns)
+        except OSError:  # deleted after its import, or inside of an archive
+            continue
         package = module if file.stem == "__init__" else module.rpartition(".")[0]
         for name in imported:
             with suppress(ImportError):  # above the top-level package

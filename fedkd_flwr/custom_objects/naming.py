@@ -129,8 +129,11 @@ def _name_of_method(value: Any) -> str:
         name = _kebab_case(value[0].__name__)
         register(name, *value)
         return name
+    given = (
+        f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    )
     raise ConfigError(
-        f"strategy is a {type(value).__name__}; it should be a name, what fedkd_flwr.register "
+        f"strategy is {given}; it should be a name, what fedkd_flwr.register "
         "returns, or a pair of a strategy class and a client class."
     )
 

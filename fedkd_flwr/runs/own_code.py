@@ -52,7 +52,8 @@ def minor_version(version: str) -> str:
 
 def code_of(description: Mapping[str, Any]) -> dict[str, str]:
     """Return the recorded digests of a run's code: of its last process, or accepted afterwards."""
-    return dict(_last_maker(description).get("code", {}))
+    code = _last_maker(description).get("code")
+    return code if isinstance(code, dict) else {}
 
 
 def changed_code(run: Run, config: Mapping[str, Any]) -> list[str]:

@@ -30,6 +30,8 @@ from fedkd_flwr.training.loop import (
     backpropagate,
     require_finite,
     require_finite_weights,
+    require_gradient,
+    required_loss,
     trained_by,
 )
 from fedkd_flwr.training.stacked_models import Chosen, Stack, StackedDescent, Tensors, trained_names
@@ -177,8 +179,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
         parameters: Tensors, buffers: Tensors, tensors: Sequence[Tensor], batch: Batch
     ) -> Tensor:
         named = {f"model.{name}": tensor for name, tensor in (parameters | buffers).items()}
-        loss: Tensor = functional_call(objective, named, (tensors, batch))
-        return loss
+        return required_loss(functional_call(objective, named, (tensors, batch)))
 
     losses_of = torch.func.vmap(loss_of_one, randomness="error")
 
@@ -188,6 +189,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
         leaves = {name: parameters[name].requires_grad_() for name in descent.names}
         buffers = {name: chosen.of(tensor) for name, tensor in stack.buffers.items()}
         losses = losses_of(parameters, buffers, [chosen.of(tensor) for tensor in owned], batch)
+        require_gradient(losses)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         descent.step(dict(zip(leaves, gradients, strict=True)), chosen)
         for name, buffer in buffers.items():

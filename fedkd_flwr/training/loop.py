@@ -148,9 +148,32 @@ def backpropagate(
     model: nn.Module, loss: Loss, batch: Batch, parameters: Sequence[nn.Parameter]
 ) -> Tensor:
     """Set some parameters' gradients of the mean loss of a batch, and return that loss."""
-    batch_loss = loss(model, *batch)
+    batch_loss = required_loss(loss(model, *batch))
+    require_gradient(batch_loss)
     batch_loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
     return batch_loss
+
+
+def required_loss(loss: object) -> Tensor:
+    """Return what a loss function returned, after checking that it is one number.
+
+    Raises `TypeError` with what to return instead.
+    """
+    if isinstance(loss, Tensor) and not loss.dim():
+        return loss
+    shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+    raise TypeError(
+        f"the loss returned a {type(loss).__name__}{shape}; return the mean over the batch, a "
+        "tensor without dimensions"
+    )
+
+
+def require_gradient(loss: Tensor) -> None:
+    """Refuse a loss that no parameter enters. Raises `TypeError`."""
+    if not loss.requires_grad:
+        raise TypeError(
+            "the loss has no gradient: it should not be detached, nor computed under torch.no_grad"
+        )
 
 
 def try_step(model: nn.Module, batch: Batch, part: str, optimizer: torch.optim.Optimizer) -> float:

@@ -75,22 +75,6 @@ def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def require_state(value: object, hook: str) -> State:
-    """Return what a hook of a method returned, after checking that it is a state.
-
-    Raises
-    ------
-    TypeError
-        With the hook and what it returned.
-    """
-    if isinstance(value, State):
-        return value
-    raise TypeError(
-        f"{hook} returned a {type(value).__name__}; return the method's state, a dataclass derived "
-        "from State"
-    )
-
-
 def read_state(kind: type[AnyState], arrays: Arrays) -> AnyState:
     """Return the state whose `named_arrays` were saved. Fields with a default may be missing.
 
