@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.policy import PolicyError
@@ -61,18 +60,10 @@ class Request:
         PolicyError
             If the id of the run is not made of hexadecimal digits. As a name of a folder, it would
             lead elsewhere. Also if the round is below 1: a memory counts as that of a round.
-        ValueError
-            If an array is not finite.
         """
         run_id = str(config.get("run-id", ""))
         if run_id and not re.fullmatch("[0-9a-f]+", run_id):
             raise PolicyError("the id of the run is not made of the digits 0-9 and a-f")
-        for name, array in arrays.items():
-            if not np.isfinite(array).all():
-                raise ValueError(
-                    f"the server sent {name} with NaN or infinity; look at what the method's "
-                    "aggregate and train_payload compute"
-                )
         server_round = int(config["server-round"])
         if server_round < 1:
             raise PolicyError("the message names no round of a run; the first round is 1")

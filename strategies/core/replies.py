@@ -217,8 +217,21 @@ def encoded(arrays: Arrays) -> Payload:
 
 
 def decoded(payload: Payload) -> dict[str, NDArray[Any]]:
-    """Decode arrays of the server, which are not checked."""
-    return {name: array.numpy() for name, array in payload.items()}
+    """Decode arrays of the server.
+
+    Raises
+    ------
+    ValueError
+        If a number is not finite, which a training would spread.
+    """
+    arrays = {name: array.numpy() for name, array in payload.items()}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"the server sent {name} with NaN or infinity; look at what the method's aggregate "
+                "and train_payload compute"
+            )
+    return arrays
 
 
 def checked_arrays(arrays: Payload, due: Mapping[str, ExpectedArray]) -> dict[str, NDArray[Any]]:
