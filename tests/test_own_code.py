@@ -136,6 +136,21 @@ def test_what_a_method_leads_to_is_its_code(folder):
         assert (digest() == before) == is_same, text
 
 
+def test_what_a_run_fills_is_no_code(folder):
+    (folder / "own_losses.py").write_text(
+        "CACHE = {}\nclass Log:\n    rows = []\n    def add(self, row):\n"
+        "        CACHE[row] = self.rows.append(row)\n"
+    )
+    importlib.invalidate_caches()
+    from own_losses import Log
+
+    before = code_digest(Log)
+    Log().add(1)
+    assert code_digest(Log) == before
+    Log.add = lambda self, row: None
+    assert code_digest(Log) != before
+
+
 def test_a_module_that_a_function_imports_counts_before_it_is_loaded(folder):
     import own_losses
 

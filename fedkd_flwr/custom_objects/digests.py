@@ -35,7 +35,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """Values that are their own text."""
 
 _FIXED = (*_PLAIN, tuple, frozenset, FunctionType, MethodType, ModuleType, type, functools.partial)
-"""Kinds of global variables that a run does not fill, as it may fill a cache."""
+"""Kinds of variables that count beside the source of their module. A cache or a log would fill."""
 
 _READING = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 """Operations that read a global variable."""
@@ -139,11 +139,13 @@ def _parts_of_callable(value: Any) -> tuple[Any, ...]:
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
     if isinstance(value, type):
+        kinds = _kinds_in(value.__module__) if name_in_module(value) else object
         # Names with two underscores that hold no code are those of Python itself.
         members = {
             key: member
             for key, member in vars(value).items()
-            if isinstance(member, _METHODS) or not key.startswith("__")
+            if isinstance(member, _METHODS)
+            or (not key.startswith("__") and isinstance(member, kinds))
         }
         return value.__name__, value.__bases__, members
     if isinstance(value, ModuleType):
@@ -166,9 +168,8 @@ def _is_defined_in(module: ModuleType, held: Any) -> bool:
 def _variables(function: FunctionType) -> dict[str, Any]:
     """Return the variables outside a function that it reads, and the modules that it imports."""
     used = {}
-    can_be_read_again = _file_of(function.__globals__.get("__name__", MAIN)) is not None
+    kinds = _kinds_in(function.__globals__.get("__name__", MAIN))
     for name in _names_in(function.__code__, *_READING):
-        kinds = _FIXED if can_be_read_again else object
         if isinstance(held := function.__globals__.get(name, ...), kinds) and held is not ...:
             used[name] = held
     for name in _names_in(function.__code__, "IMPORT_NAME"):
@@ -178,6 +179,11 @@ def _variables(function: FunctionType) -> dict[str, Any]:
         with suppress(ValueError):  # a variable that has no value yet
             used[name] = cell.cell_contents
     return dict(sorted(used.items()))
+
+
+def _kinds_in(module: str) -> Any:
+    """Return which kinds of variables of a module count as they are in this process."""
+    return _FIXED if _is_own(module) and _file_of(module) else object
 
 
 def _names_in(code: CodeType, *operations: str) -> set[str]:
