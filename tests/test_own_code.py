@@ -79,7 +79,7 @@ def test_a_sweep_reruns_what_other_code_has_finished(folder, sweep, logged):
     assert "Runs whose own code changed with accept-changes: 1." in notes
     write_losses(folder, "0.25")
     assert sweep([0]) == ["started", "finished"]
-    assert "finished with other code of own_method:method: rerun; --accept-changes" in logged()[-1]
+    assert "with other code of own_method:method, module own_losses: rerun; --acc" in logged()[-1]
 
 
 def test_a_comparison_does_not_average_two_versions(folder, sweep):
@@ -92,7 +92,7 @@ def test_a_comparison_does_not_average_two_versions(folder, sweep):
     both = fedkd_flwr.compare(folder / "runs", by_code=True)
     assert sorted(both.results["seed"]) == [0, 1]
     assert len(both.table) == 2 and all("(code=" in label for label in both.table.index)
-    assert any(note.startswith("The code of own_method:method is not") for note in both.limits)
+    assert any(note.startswith("The code of module own_losses is not") for note in both.limits)
 
 
 def test_a_run_is_continued_with_its_own_code(folder, small):
@@ -100,7 +100,9 @@ def test_a_run_is_continued_with_its_own_code(folder, small):
     run = fedkd_flwr.run(small, output_dir=folder / "run")
     write_losses(folder, "0.5")
     again = {"num_server_rounds": 2, "allow_code": "own_method"}
-    with pytest.raises(RunDirectoryError, match=r"other code of own_method:method.*--accept"):
+    with pytest.raises(
+        RunDirectoryError, match=r"of own_method:method, module own_losses\. .*--acc"
+    ):
         fedkd_flwr.resume(run.path, **again)
     resumed = fedkd_flwr.resume(run.path, accept_changes=True, **again)
     assert resumed.description["continued"][0]["code"] != run.description["code"]

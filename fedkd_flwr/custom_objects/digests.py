@@ -56,9 +56,16 @@ def code_digest(value: Any) -> str:
     type alone. It is the same in another process with the same minor version of Python. 64
     hexadecimal digits.
     """
+    digests = digests_by_part("", value)
+    return _sha256("\n".join(f"{part} {digest}" for part, digest in digests.items()).encode())
+
+
+def digests_by_part(name: str, value: Any) -> dict[str, str]:
+    """Return the digest of an object by its name, and those of its modules, ``module NAME``."""
     modules: set[str] = set()
     text = _written(value, {}, modules)
-    return _sha256("\n".join([text, *_sources(modules)]).encode())
+    sources = sorted(_sources(modules).items())
+    return {name: _sha256(text.encode()), **{f"module {part}": one for part, one in sources}}
 
 
 def _sha256(content: bytes | memoryview) -> str:
@@ -226,8 +233,8 @@ def _file_of(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
-def _sources(modules: set[str]) -> list[str]:
-    """Return a line with the digest of each module's source, and of the user's that they import."""
+def _sources(modules: set[str]) -> dict[str, str]:
+    """Return the digests of some modules' sources, and of the user's modules that they import."""
     digests: dict[str, str] = {}
     waiting = {*modules}
     while waiting:
@@ -243,7 +250,7 @@ def _sources(modules: set[str]) -> list[str]:
         for name in imported:
             with suppress(ImportError):  # above the top-level package
                 waiting.add(resolve_name(name, package) if name.startswith(".") else name)
-    return [f"{module} {digest}" for module, digest in sorted(digests.items())]
+    return digests
 
 
 @functools.lru_cache(maxsize=1024)

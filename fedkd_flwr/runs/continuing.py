@@ -130,9 +130,8 @@ def _require_same_code(run: Run, wanted: Configuration) -> None:
     others = [] if wanted.run.accept_changes else changed_code(run, wanted.flat())
     if others:
         raise RunDirectoryError(
-            f"{run.path} was made with other code of {', '.join(others)}, or of a module that it "
-            "imports. Restore that code, or add --accept-changes (-c accept-changes=true) if the "
-            "change is intended."
+            f"{run.path} was made with other code of {', '.join(others)}. Restore that code, or "
+            "add --accept-changes (-c accept-changes=true) if the change is intended."
         )
 
 

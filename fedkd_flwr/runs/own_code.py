@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from fedkd_flwr.custom_objects.digests import code_digest
+from fedkd_flwr.custom_objects.digests import code_digest, digests_by_part
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom
 from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.runs.reading import Run
@@ -20,18 +20,18 @@ ACCEPTED = "accepted"
 
 
 def digests_of_code(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each own object that a flat run config names.
+    """Return the digests of the own objects that a flat run config names, and of their modules.
 
     The objects are imported. What cannot be imported here is left out: it may be on the nodes
     alone.
     """
-    digests = {}
+    digests: dict[str, str] = {}
     for name in names_of_code(config):
         with suppress(CustomObjectError):
-            digests[name] = code_digest(find_custom(name))
+            digests |= digests_by_part(name, find_custom(name))
     strategy = str(config["strategy"])
     if strategy in REGISTERED and strategy not in METHODS:
-        digests[strategy] = code_digest(REGISTERED[strategy])
+        digests |= digests_by_part(strategy, REGISTERED[strategy])
     return digests
 
 
@@ -57,7 +57,7 @@ def code_of(description: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed_code(run: Run, config: Mapping[str, Any]) -> list[str]:
-    """Return the names in a flat run config whose objects are not those that made a run."""
+    """Return which own objects of a flat run config, and modules, are not those that made a run."""
     before = code_of(run.description)
     if not before or python_of(run.description) != python_here():
         return []
