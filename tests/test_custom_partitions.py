@@ -64,6 +64,10 @@ def broken(labels, num_clients, seed):
     return 1 / 0
 
 
+def unseeded(labels, num_clients, seed):
+    return np.array_split(np.random.permutation(len(labels)), num_clients)
+
+
 def nothing(labels, num_clients, seed):
     return None
 
@@ -121,6 +125,7 @@ def test_another_function_of_the_same_name_gives_another_split():
         ("ragged", "client 0 has no array of indices"),
         ("broken", "fails: ZeroDivisionError: division by zero"),
         ("nothing", "fails: TypeError: 'NoneType' object is not iterable"),
+        ("unseeded", r"returns another split at each call: draw with numpy\.random\.default_rng"),
         ("WRITERS", "is a ndarray, and should be callable"),
         ("absent", "holds no absent"),
     ],

@@ -171,11 +171,11 @@ def settings_types(own: Method | None = None) -> list[type[Settings]]:
 def read_config(flat: Mapping[str, Any]) -> Configuration:
     """Validate a flat run config.
 
-    Names are as in ``[tool.flwr.app.config]``, with tables joined by dots; missing keys have their
-    defaults. Raises `ConfigError` on an unknown name, a value out of range or an impossible
-    combination.
+    Names are as in ``[tool.flwr.app.config]``, with tables joined by dots or nested; missing keys
+    have their defaults. Raises `ConfigError` on an unknown name, a value out of range or an
+    impossible combination.
     """
-    given = with_own_settings_unpacked(flat)
+    given = with_own_settings_unpacked(flatten(flat))
     flat = {key: _without_path_type(value) for key, value in given.items()}
     own = _own_method(flat)
     known = known_names(own)

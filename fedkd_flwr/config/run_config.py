@@ -134,7 +134,8 @@ class RunConfig(SettingsGroup):
     resume : bool
         Whether to continue the run in `output_dir`.
     accept_changes : bool
-        Whether to continue a run with another major version of this project, Flower or PyTorch.
+        Whether to continue a run with another major version of this project, Flower or PyTorch, or
+        with other code of one's own; a sweep then keeps finished runs of other code.
     """
 
     strategy: str = "kt-pfl"

@@ -42,12 +42,16 @@ def names_estimator(name: str) -> bool:
     found = find_custom(name)
     is_network = isinstance(found, type) and issubclass(found, nn.Module)
     if hasattr(found, "fit") and not hasattr(found, "predict_proba") and not is_network:
-        raise CustomObjectError(
-            f"{name} has fit and no predict_proba, so that it has no soft predictions; choose a "
-            "classifier with predict_proba, or wrap it in sklearn.calibration's "
-            "CalibratedClassifierCV"
-        )
+        raise CustomObjectError(without_probabilities(name))
     return is_estimator(found)
+
+
+def without_probabilities(name: str) -> str:
+    """Return what to say of an estimator without ``predict_proba``."""
+    return (
+        f"{name} has fit and no predict_proba, so that it has no soft predictions; choose a "
+        "classifier with predict_proba, or wrap it in sklearn.calibration's CalibratedClassifierCV"
+    )
 
 
 def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> Any:
