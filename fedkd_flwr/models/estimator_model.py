@@ -28,7 +28,7 @@ ROWS_PER_CLASS = 10
 ROUNDING = 1e-3
 """How far a sum of probabilities may be from 1."""
 
-OWN_PACKAGES = {"sklearn", "collections"}
+OWN_PACKAGES = {"sklearn", "collections", "numpy"}
 """Packages whose types the stored state of a client's own estimator may have, besides its own."""
 
 

@@ -7,6 +7,7 @@ scikit-learn pipeline of a module. A function is always the builder of a network
 `fedkd_flwr.models.estimator_model` makes a module of an estimator.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -44,8 +45,8 @@ def names_estimator(name: str) -> bool:
     if hasattr(found, "fit") and not hasattr(found, "predict_proba") and not is_network:
         raise CustomObjectError(
             f"{name} has fit and no predict_proba, so that it has no soft predictions; choose a "
-            "classifier with predict_proba, or wrap it in sklearn.calibration's "
-            "CalibratedClassifierCV"
+            "classifier with predict_proba (a VotingClassifier needs voting='soft'), or wrap it "
+            "in sklearn.calibration's CalibratedClassifierCV"
         )
     return is_estimator(found)
 
@@ -57,8 +58,6 @@ def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int
     estimators. Raises `CustomObjectError` if it cannot be created, or its ``fit`` takes no
     ``sample_weight``; in one sentence.
     """
-    from sklearn.utils.validation import has_fit_parameter  # deferred: networks do without
-
     try:
         estimator = created(find_custom(name), options)
         if hasattr(estimator, "get_params"):
@@ -69,7 +68,7 @@ def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int
             f"{name} cannot be created with the options {dict(options or {})}: {_told(error)}"
         ) from error
     last = _last_step(estimator)
-    if not has_fit_parameter(last, WEIGHT):
+    if not _takes_weights(last):
         raise CustomObjectError(
             f"{name}: fit of {type(last).__name__} takes no {WEIGHT}, which distillation needs; "
             "choose an estimator that takes it"
@@ -77,9 +76,16 @@ def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int
     return estimator
 
 
+def _takes_weights(estimator: Any) -> bool:
+    """Return whether ``fit`` takes weights, or hands keywords on to inner estimators."""
+    parameters = inspect.signature(estimator.fit).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return WEIGHT in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+
+
 def created(kind: Any, options: Mapping[str, Any] | None = None) -> Any:
     """Create an estimator that is not fitted, of a class or like an object."""
-    from sklearn.base import clone  # deferred, as above
+    from sklearn.base import clone  # deferred: networks do without
 
     if isinstance(kind, type):
         return kind(**(options or {}))
