@@ -24,6 +24,12 @@ from fedkd_flwr.data.registry import (
 )
 from strategies.core.settings_groups import NO_EFFECT_ON_RESULTS, SettingsGroup, fitting, kebab_case
 
+AUTO = "auto"
+"""The value of settings that depend on the data set."""
+
+BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
+"""What ``client-split = auto`` stands for, with a built-in data set and with own data."""
+
 
 class DataSettings(SettingsGroup):
     """Which samples there are, who gets which, and what is public.
@@ -78,8 +84,8 @@ class DataSettings(SettingsGroup):
     client_split : str
         Percentages train/validation/test inside each client, such as ``70/10/20``; with
         alternatives, of which each client gets one at random, as in ``10|30|40/10/50``. What is
-        missing to 100 is not used. The default has few training images, as benchmarks need them:
-        set another for your own data.
+        missing to 100 is not used. ``auto`` is ``70/10/20`` for own data, and ``12/0/88`` for
+        built-in data sets, which as benchmarks need few training images.
     evaluated_split : str
         The split that results are measured on: ``test``, or ``validation`` where a run must not
         read test data, as in a search for settings.
@@ -108,10 +114,23 @@ class DataSettings(SettingsGroup):
     groups: int = Field(default=2, ge=1)
     samples_per_class: int = Field(default=0, ge=0)
     minimum_size: int = Field(default=20, ge=1)
-    client_split: str = "12/0/88"
+    client_split: str = AUTO
     evaluated_split: Literal["test", "validation"] = "test"
     public_dataset: str = HELD_OUT
     held_out_size: int = Field(default=200, ge=0)
+
+    def resolved(self) -> "DataSettings":
+        """Return the settings with those filled in that ``auto`` leaves to a built-in data set."""
+        if self.dataset not in DATASETS:
+            return self
+        return self.model_copy(update={"client_split": self.split})
+
+    @property
+    def split(self) -> str:
+        """`client_split` in percent, whatever ``auto`` stands for."""
+        if self.client_split != AUTO:
+            return self.client_split
+        return BENCHMARK_SPLIT if self.dataset in DATASETS else OWN_SPLIT
 
     @field_validator("dataset")
     @classmethod
