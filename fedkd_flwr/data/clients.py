@@ -107,7 +107,9 @@ def client_indices(plan: DataPlan) -> list[Indices]:
     elif settings.partition == BY_FILE:
         shares = split_by_file(settings.dataset, private, plan.num_clients)
     elif is_custom(settings.partition):
-        shares = call_for_partition(settings.partition, labels, plan.num_clients, plan.seed)
+        shares = call_for_partition(
+            settings.partition, labels, plan.num_clients, plan.seed, private
+        )
     else:
         shares = partition_indices(labels, settings, plan.num_clients, plan.seed)
     return [private[share] for share in shares]

@@ -51,12 +51,13 @@ class ImageSet:
     """Decoded images with their classes.
 
     Images (n, channels, height, width) are uint8; own data may be float32 of any shape. Labels (n,)
-    are int64, from 0 to `classes` - 1.
+    are int64, from 0 to `classes` - 1. Clients (n,) are those that own data name, if they do.
     """
 
     images: Tensor
     labels: Tensor
     classes: int
+    clients: NDArray[np.generic] | None = None
 
 
 def load_labels(name: str, data_root: str = "", data_format: DataFormat = ANY) -> NDArray[np.int64]:
@@ -139,8 +140,8 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
         files = client_files(name)
         return ImageSet(files.samples, files.labels, int(files.labels.max()) + 1)
     if is_function(name):
-        samples, classes_of = call_for_data(name)
-        return ImageSet(samples, classes_of, int(classes_of.max()) + 1)
+        own = call_for_data(name)
+        return ImageSet(own.samples, own.labels, int(own.labels.max()) + 1, own.clients)
     source = _source(name, data_root, data_format)
     labels = torch.tensor(load_labels(name, data_root, data_format))
     if source.hub_id:
@@ -224,7 +225,7 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class OwnData(ImageSet):
     """A node's own data, with what its split into train, validation and test follows from.
 
@@ -256,19 +257,20 @@ def load_node_data(
     if is_custom(name) and not path.exists():
         if grouping != UNGROUPED:
             raise DataError("data of a function have no file names or columns to group them by")
-        samples, own_labels = call_for_data(name)
+        samples, own_labels, _ = call_for_data(name)
         if samples.shape[1:] != shape:
             raise DataError(f"{name} has samples {tuple(samples.shape[1:])}, the run's are {shape}")
         _require_classes(own_labels.numpy(), classes, name)
         keys = content_keys(sample.numpy().tobytes() for sample in samples)
-        return OwnData(samples, own_labels, classes, keys, [])
+        return OwnData(samples, own_labels, classes, keys=keys, folders=[])
     if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
     data_format = replace(data_format, shape=shape, classes=classes)
     files = _encoded_at(path, data_format, grouping)
     decoded = _load_files(path, files, data_format)
     keys = files.groups or content_keys(files.encoded)
-    return OwnData(decoded.images, decoded.labels, decoded.classes, keys, files.folders)
+    found = decoded.images, decoded.labels, decoded.classes
+    return OwnData(*found, keys=keys, folders=files.folders)
 
 
 @dataclass(frozen=True, eq=False)

@@ -99,13 +99,16 @@ def _told(error: BaseException) -> str:
     return f"{text} ({_told(error.__cause__)})" if error.__cause__ else text
 
 
-def try_estimator(name: str, create: Callable[[], Any], features: int) -> None:
+def try_estimator(
+    name: str, create: Callable[[], Any], features: int, missing: bool = False
+) -> None:
     """Refuse an estimator that cannot be fitted, asked for probabilities, stored and read again.
 
-    Raises `CustomObjectError` with what failed on random numbers, in one sentence.
+    With `missing`, some of the random numbers are NaN. Raises `CustomObjectError` with what failed
+    on them, in one sentence.
     """
     try:
-        fitted = fitted_on_random_numbers(create, features, classes=2)
+        fitted = fitted_on_random_numbers(create, features, classes=2, missing=missing)
         again = EstimatorModel(create, classes=2)
         again.load_state_dict(fitted.state_dict())
         again(torch.zeros(2, features))
@@ -115,7 +118,7 @@ def try_estimator(name: str, create: Callable[[], Any], features: int) -> None:
     except Exception as error:
         raise CustomObjectError(
             f"{name} fails on {2 * ROWS_PER_CLASS} random samples of {features} numbers and 2 "
-            f"classes: {_told(error)}"
+            f"classes{', some of them missing' * missing}: {_told(error)}"
         ) from error
 
 
