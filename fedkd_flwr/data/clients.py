@@ -6,7 +6,7 @@ node of a federation derive the same data without exchanging any.
 
 import functools
 from dataclasses import dataclass, field
-from logging import WARNING
+from logging import INFO, WARNING
 
 import numpy as np
 import torch
@@ -155,7 +155,8 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     settings = plan.settings
     read_split(settings.split)
     if settings.dataset not in DATASETS:
-        load_private(settings)
+        if said := load_private(settings).said:
+            log(INFO, "Read %s", said)
         for warning in warnings_about_data(settings):
             log(WARNING, "%s", warning)
     _warn_of_unused(plan)

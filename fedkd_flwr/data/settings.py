@@ -22,7 +22,13 @@ from fedkd_flwr.data.registry import (
     hub_id_of,
     partition_name,
 )
-from strategies.core.settings_groups import NO_EFFECT_ON_RESULTS, SettingsGroup, fitting, kebab_case
+from strategies.core.settings_groups import (
+    NO_EFFECT_ON_RESULTS,
+    SettingsGroup,
+    Words,
+    fitting,
+    kebab_case,
+)
 
 AUTO = "auto"
 """The value of settings that depend on the data set."""
@@ -44,7 +50,10 @@ class DataSettings(SettingsGroup):
     image_column : str
         Column of the images in custom data; empty to find it.
     label_column : str
-        Column of the labels in custom data; empty to find it.
+        Column of the labels in custom data, whole numbers or words; empty to find it.
+    feature_columns : tuple of str
+        Columns of numbers that make a sample, in this order; empty for all columns of numbers in
+        a table without images.
     configured_shape : str
         Shape of a sample of custom data, such as ``3,32,32``; empty for that of the first
         sample.
@@ -98,6 +107,7 @@ class DataSettings(SettingsGroup):
     dataset: str = "digits"
     image_column: str = ""
     label_column: str = ""
+    feature_columns: Words = ()
     configured_classes: int = Field(default=0, ge=0, le=MOST_CLASSES)
     configured_shape: Annotated[
         str, fitting(r"( *[1-9]\d*( *, *[1-9]\d*)* *)?", "numbers above 0, such as 3,32,32")
@@ -193,14 +203,26 @@ class DataSettings(SettingsGroup):
         """The format of custom private data, as the config describes it."""
         sides = [int(side) for side in self.configured_shape.split(",") if side]
         return DataFormat(
-            self.image_column, self.label_column, tuple(sides), self.configured_classes
+            self.image_column,
+            self.label_column,
+            tuple(sides),
+            self.configured_classes,
+            feature_columns=self.feature_columns,
+            client_column=self.client_column,
         )
 
     @property
     def public_data_format(self) -> DataFormat:
-        """The format of custom public data; images get the private shape."""
+        """The format of custom public data: images get the private shape, tables the columns."""
         shape = self.image_shape if len(self.image_shape) == 3 else ()
-        return replace(self.data_format, shape=shape, classes=0, labeled=False)
+        columns = self.feature_columns
+        if not (columns or self.configured_shape or self.dataset in DATASETS):
+            from fedkd_flwr.data.sources import load_images  # deferred: it loads PyTorch
+
+            columns = load_images(self.dataset, self.data_root, self.data_format).columns
+        return replace(
+            self.data_format, shape=shape, classes=0, labeled=False, feature_columns=columns
+        )
 
     def check_custom_data(self, shape: Shape, classes: int) -> None:
         """Refuse custom data that contradict ``image-shape`` or ``num-classes``.

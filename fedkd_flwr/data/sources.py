@@ -7,9 +7,10 @@ clients and then into train and test inside each client.
 import functools
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import distribution, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -39,6 +40,9 @@ from fedkd_flwr.data.registry import (
 from fedkd_flwr.data.storage import digest_of, fingerprint
 from fedkd_flwr.files import plain_name
 
+if TYPE_CHECKING:
+    from fedkd_flwr.data.number_tables import NumberTable
+
 ANY = DataFormat()
 """The config says nothing about the data."""
 
@@ -51,13 +55,16 @@ class ImageSet:
     """Decoded images with their classes.
 
     Images (n, channels, height, width) are uint8; own data may be float32 of any shape. Labels (n,)
-    are int64, from 0 to `classes` - 1. Clients (n,) are those that own data name, if they do.
+    are int64, from 0 to `classes` - 1. Clients (n,) are those that own data name, if they do;
+    `columns` those of a table of numbers, and `said` is what was read, in one line.
     """
 
     images: Tensor
     labels: Tensor
     classes: int
     clients: NDArray[np.generic] | None = None
+    columns: tuple[str, ...] = field(default=(), kw_only=True)
+    said: str = field(default="", kw_only=True)
 
 
 def load_labels(name: str, data_root: str = "", data_format: DataFormat = ANY) -> NDArray[np.int64]:
@@ -89,7 +96,11 @@ def _concerning(name: str, data_format: DataFormat) -> DataFormat:
 @reads_data
 @functools.cache
 def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
-    if is_function(name) or name.startswith((FOLDER, PFLLIB)):
+    if (
+        is_function(name)
+        or name.startswith((FOLDER, PFLLIB))
+        or _is_table_of_hub(name, data_root, data_format)
+    ):
         return load_images(name, data_root, data_format).labels.numpy()
     source = _source(name, data_root, data_format)
     labels = _read_labels(name, data_root, data_format) if source.hub_id else bundled_digits()[1]
@@ -104,14 +115,13 @@ def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):
         return find_source(name)
-    from fedkd_flwr.data.tables import LABELS, find_column, image_column, schema_of
+    from fedkd_flwr.data.tables import find_label, image_column, schema_of
 
     hub_id = name.removeprefix(HUB)
     schema = schema_of(hub_id, data_root)
     images = image_column(schema, data_format, name)
-    label_column = (
-        find_column(schema, LABELS, data_format.label_column, name) if data_format.labeled else ""
-    )
+    is_labeled = data_format.labeled
+    label_column = find_label(schema, data_format, name, is_image=True) if is_labeled else ""
     return Source(hub_id, images, label_column, data_format.shape, data_format.classes)
 
 
@@ -121,14 +131,15 @@ def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
     if kept is not None:
         return kept.numpy()
     # Deferred: digits need no Arrow, nor does what was decoded before.
-    from fedkd_flwr.data.tables import read_column, whole_numbers
+    from fedkd_flwr.data.tables import numbered, read_column
 
     source = _source(name, data_root, data_format)
     if not source.label_column:
         parts = read_column(source.hub_id, source.image_column, data_root)
         return np.zeros(sum(map(len, parts)), dtype=np.int64)
     parts = read_column(source.hub_id, source.label_column, data_root)
-    return np.concatenate([whole_numbers(part) for part in parts])
+    owner = f"{name}, label-column {source.label_column!r}"
+    return numbered(parts, [[]] * len(parts), source.classes, owner)[0]
 
 
 @reads_data
@@ -142,6 +153,12 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
     if is_function(name):
         own = call_for_data(name)
         return ImageSet(own.samples, own.labels, int(own.labels.max()) + 1, own.clients)
+    if _is_table_of_hub(name, data_root, data_format):
+        from fedkd_flwr.data.number_tables import numbers_in
+        from fedkd_flwr.data.tables import tables_of
+
+        found = numbers_in(tables_of(name.removeprefix(HUB), data_root), data_format, name)
+        return _of_numbers(found, data_format, name)
     source = _source(name, data_root, data_format)
     labels = torch.tensor(load_labels(name, data_root, data_format))
     if source.hub_id:
@@ -154,7 +171,41 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
 def _load_folder(path: Path, data_format: DataFormat) -> ImageSet:
     if not path.exists():
         raise DataError(f"there is no folder {str(path)!r}")
+    if table := _read_numbers(path, data_format):
+        return _of_numbers(table, data_format, repr(str(path)))
     return _load_files(path, _encoded_at(path, data_format), data_format)
+
+
+def _is_table_of_hub(name: str, data_root: str, data_format: DataFormat) -> bool:
+    if not name.startswith(HUB):
+        return False
+    from fedkd_flwr.data.number_tables import holds_numbers
+    from fedkd_flwr.data.tables import schema_of
+
+    return holds_numbers(schema_of(name.removeprefix(HUB), data_root), data_format)
+
+
+def _read_numbers(
+    path: Path, data_format: DataFormat, grouping: Grouping = UNGROUPED
+) -> "NumberTable | None":
+    """Return the rows of tables of numbers; None where there are none."""
+    places = tables_at(path)
+    if not places:
+        return None
+    # Deferred, as above.
+    from fedkd_flwr.data.number_tables import holds_numbers, read_numbers
+    from fedkd_flwr.data.tables import read_table
+
+    if not holds_numbers(read_table(places[0]).schema, data_format):
+        return None
+    return read_numbers(places, data_format, repr(str(path)), grouping)
+
+
+def _of_numbers(table: "NumberTable", data_format: DataFormat, owner: str) -> ImageSet:
+    _require_classes(table.labels, data_format.classes, owner)
+    classes = data_format.classes or int(table.labels.max()) + 1
+    labels = torch.from_numpy(table.labels)
+    return ImageSet(table.samples, labels, classes, columns=table.columns, said=table.said)
 
 
 def _load_files(path: Path, files: "_Files", data_format: DataFormat) -> ImageSet:
@@ -266,11 +317,30 @@ def load_node_data(
     if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
     data_format = replace(data_format, shape=shape, classes=classes)
+    if table := _read_numbers(path, data_format, grouping):
+        return _own_numbers(table, data_format)
     files = _encoded_at(path, data_format, grouping)
     decoded = _load_files(path, files, data_format)
     keys = files.groups or content_keys(files.encoded)
     found = decoded.images, decoded.labels, decoded.classes
     return OwnData(*found, keys=keys, folders=files.folders)
+
+
+def _own_numbers(table: "NumberTable", data_format: DataFormat) -> OwnData:
+    """Return a node's own table, whose columns have to be those of all nodes."""
+    if not data_format.feature_columns:
+        raise DataError(
+            "a node's table needs feature-columns in the run config, so that all nodes read the "
+            f"same columns in one order; this one has {', '.join(table.columns)}"
+        )
+    if table.samples.shape[1:] != data_format.shape:
+        raise DataError(
+            f"the table has samples {tuple(table.samples.shape[1:])}, the run's are "
+            f"{data_format.shape}"
+        )
+    read = _of_numbers(table, data_format, "the table")
+    keys = table.groups or content_keys(row.numpy().tobytes() for row in table.samples)
+    return OwnData(**vars(read), keys=keys, folders=[])
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,31 +390,34 @@ def _content_of(file: Path) -> bytes:
 def _encoded_in(places: list[Path], data_format: DataFormat, grouping: Grouping) -> _Files:
     """Return the images of tables."""
     from fedkd_flwr.data.tables import (
-        LABELS,
         encoded_images,
-        find_column,
+        find_label,
         groups_in,
         image_column,
+        numbered,
         read_table,
-        whole_numbers,
+        recorded_names,
     )
 
     if grouping.pattern:
         raise DataError("group-pattern reads file names; a table has a group-column")
     found = _Files([], [], np.empty(0, dtype=np.int64), [], [])
-    labels = []
+    columns, recorded = [], []
     for place in places:
         table = read_table(place)
         images = image_column(table.schema, data_format, repr(str(place)))
         found.encoded.extend(encoded_images(table.column(images)))
         found.names.extend(f"the image in row {row} of {str(place)!r}" for row in range(len(table)))
-        labels.append(np.zeros(len(table), dtype=np.int64))
+        found.groups.extend(groups_in(table, grouping.column))
         if data_format.labeled:
-            column = find_column(table.schema, LABELS, data_format.label_column, repr(str(place)))
-            labels[-1] = whole_numbers(table.column(column))
-        if grouping.column:
-            found.groups.extend(groups_in(table, grouping.column))
-    return replace(found, labels=np.concatenate(labels))
+            label = find_label(table.schema, data_format, repr(str(place)), is_image=True)
+            columns.append(table.column(label))
+            recorded.append(recorded_names(table.schema, label))
+    labels = np.zeros(len(found.encoded), dtype=np.int64)
+    if columns:
+        owner = f"{places[0].name}, the label column"
+        labels, _ = numbered(columns, recorded, data_format.classes, owner)
+    return replace(found, labels=labels)
 
 
 BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
