@@ -17,6 +17,7 @@ from examples import (
     own_method,
     own_parquet,
     own_series,
+    own_table,
     three_silos,
 )
 from fedkd_flwr.client_app import app as client_app
@@ -89,6 +90,16 @@ def test_the_parquet_file_has_twelve_writers(tmp_path):
     sizes = [len(indices) for indices in client_indices(DataPlan(settings, 12))]
     assert sizes == [150] * 11 + [147]
     assert load_images(dataset).images.shape == (1797, 1, 8, 8)
+
+
+def test_the_table_has_three_hospitals(tmp_path):
+    own_table.write_tumors(str(tmp_path / "tumors.csv"))
+    settings = {"dataset": f"folder:{tmp_path / 'tumors.csv'}", "client-column": "hospital"}
+    settings |= {"num-clients": 0, "models": "mlp", "strategy": "fedavg", "device": "cpu"}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    assert run.config["num-clients"] == 3
+    # 63% have the more frequent class.
+    assert run.rounds["accuracy_mean"].iloc[-1] > 0.92
 
 
 def test_the_comparison_of_the_example_can_be_repeated(small, tmp_path, monkeypatch):
