@@ -27,7 +27,7 @@ from fedkd_flwr.config.run_config import (
 )
 from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
-from fedkd_flwr.data.registry import DATA, DATASETS, is_function
+from fedkd_flwr.data.registry import CLIENTS, DATA, DATASETS, is_function
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, first_refused, kebab_case
@@ -177,6 +177,8 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     """
     given = with_own_settings_unpacked(flat)
     flat = {key: _without_path_type(value) for key, value in given.items()}
+    if str(flat.get("dataset", "")).startswith(CLIENTS):
+        flat = {"num-clients": 0, **flat}  # each folder is a client
     own = _own_method(flat)
     known = known_names(own)
     for name in flat:

@@ -6,7 +6,7 @@ node of a federation derive the same data without exchanging any.
 
 import functools
 from dataclasses import dataclass, field
-from logging import WARNING
+from logging import INFO, WARNING
 
 import numpy as np
 import torch
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
+from fedkd_flwr.data.by_file import split_by_file, test_positions
 from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_data import content_digest
 from fedkd_flwr.data.custom_partition import call_for_partition
 from fedkd_flwr.data.partitioners import partition_indices
-from fedkd_flwr.data.pfllib import split_by_file, test_positions
 from fedkd_flwr.data.public import (
     number_in_common,
     public_images,
@@ -42,7 +42,7 @@ from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_node_data
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
 from fedkd_flwr.data.storage import share_samples
-from fedkd_flwr.data.warnings import check_scales, warnings_about_data
+from fedkd_flwr.data.warnings import check_scales, warnings_about_copies, warnings_about_data
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator
 
@@ -76,7 +76,7 @@ def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     if 0 < settings.max_samples < len(labels):
         generator = random_generator(plan.seed, "max-samples")
         pool = np.sort(stratified_order(labels, generator)[: settings.max_samples])
-    trainable = np.setdiff1d(pool, test_positions(settings.dataset))
+    trainable = np.setdiff1d(pool, test_positions(settings))
     _, held_out = split_public(len(trainable), settings.num_held_out, plan.seed)
     public = trainable[held_out]
     return np.setdiff1d(pool, public), public
@@ -105,7 +105,7 @@ def client_indices(plan: DataPlan) -> list[Indices]:
 
         shares = split_by_column(settings, private, plan.num_clients, plan.seed)
     elif settings.partition == BY_FILE:
-        shares = split_by_file(settings.dataset, private, plan.num_clients)
+        shares = split_by_file(settings, private, plan.num_clients)
     elif is_custom(settings.partition):
         shares = call_for_partition(settings.partition, labels, plan.num_clients, plan.seed)
     else:
@@ -122,7 +122,7 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
     if partition_id not in known:
         settings, own = plan.settings, client_indices(plan)[partition_id]
         labels = labels_of(settings)[own]
-        named = test_positions(settings.dataset)
+        named = test_positions(settings)
         is_test = np.isin(own, named) if len(named) else None
         parts = split_client(labels, settings.client_split, plan.seed, partition_id, is_test)
         train, validation, test = (own[part] for part in parts)
@@ -153,7 +153,8 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     settings = plan.settings
     read_split(settings.client_split)
     if settings.dataset not in DATASETS:
-        load_private(settings)
+        if said := load_private(settings).said:
+            log(INFO, "Read %s", said)
         for warning in warnings_about_data(settings):
             log(WARNING, "%s", warning)
     for partition_id in range(plan.num_clients):
@@ -164,6 +165,17 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
         require_pool(public_pool_size(settings), public_size)
         if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
             check_scales(settings)
+    if settings.dataset not in DATASETS:
+        _warn_of_copies(plan, bool(public_size))
+
+
+def _warn_of_copies(plan: DataPlan, is_public: bool) -> None:
+    """Warn if samples that a client is tested on, or that are public, are training samples too."""
+    samples = load_private(plan.settings).images
+    parts = [client_parts(plan, partition_id) for partition_id in range(plan.num_clients)]
+    public = _public_set(plan) if is_public else samples[:0]
+    for warning in warnings_about_copies(samples, parts, public):
+        log(WARNING, "%s: %s", plan.settings.dataset, warning)
 
 
 def _warn_of_few_samples(plan: DataPlan) -> None:
@@ -211,19 +223,22 @@ class _Loaded:
 
     @functools.cached_property
     def public_images(self) -> Tensor:
-        settings, device = self.plan.settings, self.plan.device
-        shape = settings.image_shape
-        if settings.public_dataset == NO_PUBLIC_SET:
-            return torch.empty((0, *shape), device=device)
-        if settings.public_dataset == HELD_OUT:
-            _, public = _split_pool(self.plan)
-            images = images_of(settings).images[torch.from_numpy(public)]
-        else:
-            _require_other_dataset(settings)
-            images = public_images(
-                settings.public_dataset, shape, settings.data_root, settings.public_data_format
-            )
-        return scaling_of(settings)(images).to(device)
+        settings = self.plan.settings
+        return scaling_of(settings)(_public_set(self.plan)).to(self.plan.device)
+
+
+def _public_set(plan: DataPlan) -> Tensor:
+    """Return the public samples as they are decoded, (pool, ...)."""
+    settings, shape = plan.settings, plan.settings.image_shape
+    if settings.public_dataset == NO_PUBLIC_SET:
+        return torch.empty((0, *shape))
+    if settings.public_dataset == HELD_OUT:
+        _, public = _split_pool(plan)
+        return images_of(settings).images[torch.from_numpy(public)]
+    _require_other_dataset(settings)
+    return public_images(
+        settings.public_dataset, shape, settings.data_root, settings.public_data_format
+    )
 
 
 @reads_data
