@@ -88,7 +88,7 @@ def test_classes_are_numbered_alike_at_all_clients(tmp_path):
     (tmp_path / "east/cat").rmdir()
     found = load_images(f"clients:{tmp_path}")
     assert found.labels[found.owners.clients == 0].tolist() == [1] * 10
-    assert "2 classes: cat 20, dog 30" in found.said
+    assert "2 classes: cat 20, dog 30; 3 clients: east 10, north 20, south 20" in found.said
 
 
 def write_parts(folder):

@@ -16,6 +16,7 @@ from examples import (
     own_fedrep,
     own_method,
     own_parquet,
+    own_photos,
     own_series,
     three_silos,
 )
@@ -89,6 +90,14 @@ def test_the_parquet_file_has_twelve_writers(tmp_path):
     sizes = [len(indices) for indices in client_indices(DataPlan(settings, 12))]
     assert sizes == [150] * 11 + [147]
     assert load_images(dataset).images.shape == (1797, 1, 8, 8)
+
+
+def test_the_photos_are_those_of_three_sites(tmp_path):
+    own_photos.write_photos(str(tmp_path / "photos"))
+    found = load_images(f"clients:{tmp_path / 'photos'}")
+    assert (found.images.shape, found.classes) == ((1797, 1, 28, 28), 10)
+    assert np.bincount(found.owners.clients).tolist() == [599] * 3
+    assert found.owners.names == ("east", "north", "south")
 
 
 def test_the_comparison_of_the_example_can_be_repeated(small, tmp_path, monkeypatch):

@@ -15,6 +15,9 @@ from fedkd_flwr.data.storage import TEST, part_kind, subfolders
 TABLES, ARRAYS = (".parquet", ".csv"), (".npz",)
 """Suffixes of files that a client can have besides images."""
 
+MOST_NAMED = 10
+"""Most classes or clients that are counted one by one in the line on what was read."""
+
 SAMPLES, LABELS = ("x", "samples", "images", "data"), ("y", "labels", "label", "targets")
 """Names of the two arrays in a NumPy file, in any case."""
 
@@ -36,6 +39,14 @@ class Owners:
     clients: NDArray[np.int64]
     is_test: NDArray[np.bool_]
     names: tuple[str, ...] = ()
+
+    def described(self) -> str:
+        """Return how many samples each client has, or how many clients there are."""
+        if len(self.names) > MOST_NAMED:
+            return f"{len(self.names)} clients"
+        counts = np.bincount(self.clients, minlength=len(self.names)).tolist()
+        told = [f"{name} {count}" for name, count in zip(self.names, counts, strict=True)]
+        return f"{len(told)} clients: {', '.join(told)}"
 
 
 def places_of_clients(path: Path) -> list[Path]:

@@ -165,8 +165,20 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
         require_pool(public_pool_size(settings), public_size)
         if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
             check_scales(settings)
+            _say_of_public_set(settings)
     if settings.dataset not in DATASETS:
         _warn_of_copies(plan, bool(public_size))
+
+
+def _say_of_public_set(settings: DataSettings) -> None:
+    """Say how public images were read, if the set is not built in."""
+    if settings.public_dataset in DATASETS:
+        return
+    found = load_images(settings.public_dataset, settings.data_root, settings.public_data_format)
+    if found.said:
+        log(INFO, "Read public %s", found.said)
+    if found.warning:
+        log(WARNING, "%s", found.warning)
 
 
 def _warn_of_copies(plan: DataPlan, is_public: bool) -> None:

@@ -20,6 +20,7 @@ from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
 from fedkd_flwr.data.client_folders import (
     ARRAYS,
+    MOST_NAMED,
     Owners,
     files_of_clients,
     is_for_testing,
@@ -54,9 +55,6 @@ ANY = DataFormat()
 
 DECODING = 3
 """Increase this when decoding changes, so that older files of the cache are not used."""
-
-MOST_NAMED = 10
-"""Most classes that are counted one by one in the line on what was read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,9 +193,9 @@ def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
         return _load_arrays(path, places, files)
     found = _encoded_at(path, places, data_format, tables=files)
     decoded = _load_files(path, found, data_format)
-    names = tuple(place.name for place in places)
     is_test = np.array([part == TEST for part in found.parts])
-    return replace(decoded, owners=Owners(np.array(found.clients), is_test, names))
+    owners = Owners(np.array(found.clients), is_test, tuple(place.name for place in places))
+    return replace(decoded, owners=owners, said=f"{decoded.said}; {owners.described()}")
 
 
 def _load_arrays(path: Path, places: list[Path], files: list[list[Path]]) -> ImageSet:
@@ -213,7 +211,9 @@ def _load_arrays(path: Path, places: list[Path], files: list[list[Path]]) -> Ima
     clients = np.repeat([client for client, _ in of_files], sizes)
     is_test = np.repeat([is_for_testing(file) for _, file in of_files], sizes)
     owners = Owners(clients, is_test, tuple(place.name for place in places))
-    return ImageSet(samples, labels, int(labels.max()) + 1, owners=owners)
+    classes = int(labels.max()) + 1
+    said = f"{path}: {len(labels)} samples {shapes[0]} of {classes} classes; {owners.described()}"
+    return ImageSet(samples, labels, classes, owners=owners, said=said)
 
 
 def _load_files(path: Path, files: "_Files", data_format: DataFormat) -> ImageSet:
@@ -235,8 +235,9 @@ def _as_said(
     shape = " x ".join(map(str, decoded.images.shape[1:]))
     named = files.class_names if len(files.class_names) <= MOST_NAMED else []
     counted = [f"{own} {int((labels == k).sum())}" for k, own in enumerate(named)]
-    of_classes = f": {', '.join(counted)}" if counted else ""
-    told = [f"{name}: {len(labels)} images ({shape}) of {classes} classes{of_classes}"]
+    of_each = f": {', '.join(counted)}" if counted else ""
+    of_classes = f" of {classes} classes{of_each}" if classes > 1 else ""
+    told = [f"{name}: {len(labels)} images ({shape}){of_classes}"]
     if files.left_out:
         told.append(f"left out: {', '.join(files.left_out)}")
     return ImageSet(
