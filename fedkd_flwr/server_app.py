@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from fedkd_flwr.clients.estimators import require_estimator
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.clients import check_data
+from fedkd_flwr.data.clients import check_data, load_private
+from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
@@ -162,7 +163,8 @@ def check_run(configuration: Configuration) -> None:
 def check_models(configuration: Configuration) -> None:
     """Refuse models that do not fit the run, by building one of each.
 
-    Custom models are built, and built-in ones where the data are custom or there is noise. A
+    Custom models are built, and built-in ones where the data are custom or there is noise. Samples
+    with missing values are refused, unless the model is an estimator that takes them. A
     warning names custom models that return probabilities instead of logits. Estimators are created.
     Raises `ConfigError` if a model cannot be imported or built, does not fit the data, lacks the
     head that the method needs, or mixes samples under DP-SGD.
@@ -176,9 +178,11 @@ def check_models(configuration: Configuration) -> None:
             continue
         shape, classes = run.data.image_shape, run.data.num_classes
         try:
+            samples = load_private(run.data).images if is_own_data else torch.empty(0, *shape)
             if names_estimator(name):
-                require_estimator(run, name)
+                require_estimator(run, name, missing=bool(samples.isnan().any()))
                 continue
+            require_complete(samples, run.data.dataset, name)
             model = build_fitting(name, shape, classes, run.models.search_space)
             if run.method.client.needs_head:
                 head_of(model)

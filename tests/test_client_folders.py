@@ -48,6 +48,24 @@ def write_arrays(folder):
         np.savez(folder / site / "own.npz", X=images_of(site)[:, None], y=np.arange(20) % 2)
 
 
+def test_a_table_of_each_client_has_classes_of_all(own, tmp_path):
+    """The words of a class column are numbered over all files, and a test file is for testing."""
+    generator = np.random.default_rng(0)
+    for name, words in (("north", "yn"), ("south/train", "y"), ("south/test", "yn")):
+        rows = [f"{x:.3f},{y:.3f},{words[n % len(words)]}"
+                for n, (x, y) in enumerate(generator.normal(size=(40, 2)))]  # fmt: skip
+        file = tmp_path / f"{name}.csv" if "/" in name else tmp_path / name / "own.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(["x,y,class", *rows]))
+    found = load_images(f"clients:{tmp_path}")
+    assert np.bincount(found.owners.clients).tolist() == [40, 80]
+    assert (np.bincount(found.labels).tolist(), found.owners.is_test.sum()) == ([40, 80], 40)
+    assert "2 classes" in found.said and found.said.endswith("2 clients: north 40, south 80")
+    changes = {"dataset": f"clients:{tmp_path}", "held-out-size": 20, "public-size": 20}
+    run = fedkd_flwr.run({**own, **changes}, output_dir=tmp_path / "run")
+    assert list(run.rounds["failures"]) == [0]
+
+
 @pytest.mark.parametrize(
     "write", [write_photos, write_tables, write_tables_in_folders, write_arrays]
 )
@@ -77,7 +95,7 @@ def test_a_client_may_have_its_own_test_folder(tmp_path):
     settings = DataSettings(dataset=f"clients:{tmp_path}", public_dataset="none")
     plan = DataPlan(settings, 2)
     assert load_client(plan, 0).test_images.shape[0] == 6
-    assert len(client_parts(plan, 1)[2]) == 18  # as client-split says
+    assert len(client_parts(plan, 1)[2]) == 4  # as client-split says
 
 
 def test_classes_are_numbered_alike_at_all_clients(tmp_path):

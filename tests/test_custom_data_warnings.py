@@ -38,6 +38,10 @@ def from_one():
     return samples, labels + 1
 
 
+def with_clients():
+    return *table(), np.arange(90) % 3
+
+
 def channels_last(scale=1):
     pixels = np.random.default_rng(0).integers(0, 256, (90, 8, 9, 3), dtype=np.uint8)
     return pixels / scale, np.arange(90) % 3
@@ -83,6 +87,7 @@ def fresh():
         ("from_one", "the labels of .* go from 1 to 3, .* from 0 to 3: number the classes from 0"),
         ("channels_last", r"samples \(90, 8, 9, 3\) of .* look like images from 0 to 255 with"),
         ("channels_last_in_whole_numbers", "with channels last, and are used as they are"),
+        ("with_clients", "returns the client of each sample, which partition = iid does not read"),
         ("channels_last_scaled", None),
         ("tiny_images", None),
     ],

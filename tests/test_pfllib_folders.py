@@ -38,6 +38,7 @@ def folder(tmp_path):
 
 
 def plan_of(folder, num_clients=3, **settings):
+    settings = {"client_split": "75/0/25", **settings}
     return DataPlan(DataSettings(dataset=folder, **settings), num_clients)
 
 

@@ -360,7 +360,7 @@ def test_a_node_divides_its_data_as_its_operator_says(small, silo):
     own, every = {**silo, "client-split": "50/0/50"}, {**silo, "client-split": "any"}
     sizes = [
         len(client_on(node, flat, **{"client-split": split}).data.train_labels)
-        for node, split in ((own, "12/0/88"), (own, "50.0/0/50"), (every, "50/0/50"))
+        for node, split in ((own, "12/0/88"), (own, "auto"), (own, "50.0/0/50"), (every, "50/0/50"))
     ]
     assert len(set(sizes)) == 1
     assert "is not that of this node" in refusal(own, flat, **{"client-split": "51/0/49"})

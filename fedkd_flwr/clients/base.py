@@ -23,6 +23,7 @@ from fedkd_flwr.clients.safeguard import LOCAL, Safeguard
 from fedkd_flwr.clients.serving import ServingClient
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import load_client, public_samples
+from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.models.build import num_parameters
 from fedkd_flwr.models.features import FeatureExtractor
@@ -71,6 +72,9 @@ class PersonalClient(ServingClient):
 
     needs_body = False
     """Whether the method needs layers below the last. Models of one layer are refused."""
+
+    takes_missing_values = False
+    """Whether samples of a node's own data may have some."""
 
     # ---- Hooks that a method may override --------------------------------------------
 
@@ -125,9 +129,13 @@ class PersonalClient(ServingClient):
         ------
         PolicyError
             If there are too few samples, or the public pool holds one of them.
+        DataError
+            If samples of the node have missing values, and its model is a network.
         """
         node = self.node
         data = load_client(self.data_plan, self.partition_id, node.data_path, node.grouping)
+        if node.data_path and not self.takes_missing_values:
+            require_complete(data.samples.images, "this node", self.model_name)
         self.policy.check_data(data.sizes, data.in_public)
         return data
 

@@ -92,9 +92,17 @@ def files_of_clients(places: Sequence[Path]) -> list[list[Path]]:
     return found if any(found) else []
 
 
-def is_for_testing(file: Path) -> bool:
-    """Return whether a client's file is named as one of test samples, such as ``test.npz``."""
-    return part_kind(file.stem) == TEST
+def owners_of_files(
+    places: Sequence[Path], files: Sequence[Sequence[Path]], sizes: Sequence[int]
+) -> Owners:
+    """Return whose the samples of all clients' files are, with the number of each file's.
+
+    Those of files named so, such as ``test.npz``, are for testing.
+    """
+    of_files = [(client, file) for client, own in enumerate(files) for file in own]
+    clients = np.repeat([client for client, _ in of_files], sizes)
+    is_test = np.repeat([part_kind(file.stem) == TEST for _, file in of_files], sizes)
+    return Owners(clients, is_test, tuple(place.name for place in places))
 
 
 def _files_of(folder: Path, suffixes: Sequence[str]) -> list[Path]:

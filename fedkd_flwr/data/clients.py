@@ -107,7 +107,9 @@ def client_indices(plan: DataPlan) -> list[Indices]:
     elif settings.partition == BY_FILE:
         shares = split_by_file(settings, private, plan.num_clients)
     elif is_custom(settings.partition):
-        shares = call_for_partition(settings.partition, labels, plan.num_clients, plan.seed)
+        shares = call_for_partition(
+            settings.partition, labels, plan.num_clients, plan.seed, private
+        )
     else:
         shares = partition_indices(labels, settings, plan.num_clients, plan.seed)
     return [private[share] for share in shares]
@@ -124,7 +126,7 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
         labels = labels_of(settings)[own]
         named = test_positions(settings)
         is_test = np.isin(own, named) if len(named) else None
-        parts = split_client(labels, settings.client_split, plan.seed, partition_id, is_test)
+        parts = split_client(labels, settings.split, plan.seed, partition_id, is_test)
         train, validation, test = (own[part] for part in parts)
         known[partition_id] = train, validation, test
     return known[partition_id]
@@ -151,14 +153,13 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     split over or inside clients cannot be met, or the public set is smaller than P.
     """
     settings = plan.settings
-    read_split(settings.client_split)
+    read_split(settings.split)
     if settings.dataset not in DATASETS:
         if said := load_private(settings).said:
             log(INFO, "Read %s", said)
         for warning in warnings_about_data(settings):
             log(WARNING, "%s", warning)
-    for partition_id in range(plan.num_clients):
-        client_parts(plan, partition_id)
+    _warn_of_unused(plan)
     if settings.partition in FIXED_NUMBERS:
         _warn_of_few_samples(plan)
     if public_size:
@@ -188,6 +189,15 @@ def _warn_of_copies(plan: DataPlan, is_public: bool) -> None:
     public = _public_set(plan) if is_public else samples[:0]
     for warning in warnings_about_copies(samples, parts, public):
         log(WARNING, "%s: %s", plan.settings.dataset, warning)
+
+
+def _warn_of_unused(plan: DataPlan) -> None:
+    """Split all clients, and warn if most of their samples are in no part."""
+    held = sum(map(len, client_indices(plan)))
+    used = sum(len(part) for n in range(plan.num_clients) for part in client_parts(plan, n))
+    if used < held / 2:
+        split = plan.settings.split
+        log(WARNING, "client-split = %s uses %d of %d samples", split, used, held)
 
 
 def _warn_of_few_samples(plan: DataPlan) -> None:
@@ -332,7 +342,7 @@ def _build_client(
     shape = settings.image_shape
     own = load_node_data(data_path, shape, classes, settings.data_format, grouping)
     kind = "samples" if grouping == UNGROUPED else "groups"
-    parts = parts_by_content(own.keys, settings.client_split, partition_id, own.folders, kind)
+    parts = parts_by_content(own.keys, settings.split, partition_id, own.folders, kind)
     positions = _with_evaluated_split(parts, settings)
     in_public = number_in_common(public, scaling(own.images))
     return ClientData(own, positions, scaling, device, public, own.classes, in_public)

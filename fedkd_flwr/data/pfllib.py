@@ -68,7 +68,7 @@ def client_files(name: str) -> ClientFiles:
     if len(shapes) > 1:
         raise DataError(f"{str(root)!r} has samples of several shapes: {sorted(shapes)}")
     joined = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    samples, labels = as_data_set(name, tuple(joined))
+    samples, labels, _ = as_data_set(name, tuple(joined))
     order = np.arange(len(train))
     clients = np.repeat(np.concatenate([order, order]), sizes)
     is_test = np.repeat([False, True], [sum(sizes[: len(train)]), sum(sizes[len(train) :])])

@@ -121,6 +121,10 @@ class DataFormat:
         K; 0 to find it in the labels.
     labeled : bool
         Whether classes are needed; public data needs none.
+    feature_columns : tuple of str
+        Columns of numbers that make a sample; empty for all of a table without images.
+    client_column : str
+        Column that names clients, and so is none of the former.
     """
 
     image_column: str = ""
@@ -128,6 +132,8 @@ class DataFormat:
     shape: Shape = ()
     classes: int = 0
     labeled: bool = True
+    feature_columns: tuple[str, ...] = ()
+    client_column: str = ""
 
 
 def dataset_name(name: str) -> str:

@@ -22,7 +22,19 @@ from fedkd_flwr.data.registry import (
     hub_id_of,
     partition_name,
 )
-from strategies.core.settings_groups import NO_EFFECT_ON_RESULTS, SettingsGroup, fitting, kebab_case
+from strategies.core.settings_groups import (
+    NO_EFFECT_ON_RESULTS,
+    SettingsGroup,
+    Words,
+    fitting,
+    kebab_case,
+)
+
+AUTO = "auto"
+"""The value of settings that depend on the data set."""
+
+BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
+"""What ``client-split = auto`` stands for, with a built-in data set and with own data."""
 
 
 class DataSettings(SettingsGroup):
@@ -39,7 +51,10 @@ class DataSettings(SettingsGroup):
     image_column : str
         Column of the images in custom data; empty to find it.
     label_column : str
-        Column of the labels in custom data; empty to find it.
+        Column of the labels in custom data, whole numbers or words; empty to find it.
+    feature_columns : tuple of str
+        Columns of numbers that make a sample, in this order; empty for all columns of numbers in
+        a table without images.
     configured_shape : str
         Shape of a sample of custom data, such as ``3,32,32``; empty for that of the first
         sample.
@@ -79,8 +94,8 @@ class DataSettings(SettingsGroup):
     client_split : str
         Percentages train/validation/test inside each client, such as ``70/10/20``; with
         alternatives, of which each client gets one at random, as in ``10|30|40/10/50``. What is
-        missing to 100 is not used. The default has few training images, as benchmarks need them:
-        set another for your own data.
+        missing to 100 is not used. ``auto`` is ``70/10/20`` for own data, and ``12/0/88`` for
+        built-in data sets, which as benchmarks need few training images.
     evaluated_split : str
         The split that results are measured on: ``test``, or ``validation`` where a run must not
         read test data, as in a search for settings.
@@ -93,6 +108,7 @@ class DataSettings(SettingsGroup):
     dataset: str = "digits"
     image_column: str = ""
     label_column: str = ""
+    feature_columns: Words = ()
     configured_classes: int = Field(default=0, ge=0, le=MOST_CLASSES)
     configured_shape: Annotated[
         str, fitting(r"( *[1-9]\d*( *, *[1-9]\d*)* *)?", "numbers above 0, such as 3,32,32")
@@ -109,10 +125,23 @@ class DataSettings(SettingsGroup):
     groups: int = Field(default=2, ge=1)
     samples_per_class: int = Field(default=0, ge=0)
     minimum_size: int = Field(default=20, ge=1)
-    client_split: str = "12/0/88"
+    client_split: str = AUTO
     evaluated_split: Literal["test", "validation"] = "test"
     public_dataset: str = HELD_OUT
     held_out_size: int = Field(default=200, ge=0)
+
+    def resolved(self) -> "DataSettings":
+        """Return the settings with those filled in that ``auto`` leaves to a built-in data set."""
+        if self.dataset not in DATASETS:
+            return self
+        return self.model_copy(update={"client_split": self.split})
+
+    @property
+    def split(self) -> str:
+        """`client_split` in percent, whatever ``auto`` stands for."""
+        if self.client_split != AUTO:
+            return self.client_split
+        return BENCHMARK_SPLIT if self.dataset in DATASETS else OWN_SPLIT
 
     @field_validator("dataset")
     @classmethod
@@ -175,14 +204,26 @@ class DataSettings(SettingsGroup):
         """The format of custom private data, as the config describes it."""
         sides = [int(side) for side in self.configured_shape.split(",") if side]
         return DataFormat(
-            self.image_column, self.label_column, tuple(sides), self.configured_classes
+            self.image_column,
+            self.label_column,
+            tuple(sides),
+            self.configured_classes,
+            feature_columns=self.feature_columns,
+            client_column=self.client_column,
         )
 
     @property
     def public_data_format(self) -> DataFormat:
-        """The format of custom public data; images get the private shape."""
+        """The format of custom public data: images get the private shape, tables the columns."""
         shape = self.image_shape if len(self.image_shape) == 3 else ()
-        return replace(self.data_format, shape=shape, classes=0, labeled=False)
+        columns = self.feature_columns
+        if not (columns or self.configured_shape or self.dataset in DATASETS):
+            from fedkd_flwr.data.sources import load_images  # deferred: it loads PyTorch
+
+            columns = load_images(self.dataset, self.data_root, self.data_format).columns
+        return replace(
+            self.data_format, shape=shape, classes=0, labeled=False, feature_columns=columns
+        )
 
     def check_custom_data(self, shape: Shape, classes: int) -> None:
         """Refuse custom data that contradict ``image-shape`` or ``num-classes``.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import distribution, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from fedkd_flwr.data.client_folders import (
     MOST_NAMED,
     Owners,
     files_of_clients,
-    is_for_testing,
+    owners_of_files,
     places_of_clients,
     read_arrays,
 )
@@ -50,6 +51,9 @@ from fedkd_flwr.data.registry import (
 from fedkd_flwr.data.storage import TEST, TRAIN, digest_of, fingerprint, part_kind, parts_of
 from fedkd_flwr.files import plain_name
 
+if TYPE_CHECKING:
+    from fedkd_flwr.data.number_tables import NumberTable
+
 ANY = DataFormat()
 """The config says nothing about the data."""
 
@@ -74,15 +78,21 @@ class ImageSet:
         What is suspicious about the images; empty if nothing is.
     owners : Owners
         Which client has a sample, where files tell.
+    clients : ndarray
+        Shape (n,), the clients that own arrays name, if they do.
+    columns : tuple of str
+        Those of a table of numbers.
     """
 
     images: Tensor
     labels: Tensor
     classes: int
+    clients: NDArray[np.generic] | None = None
     levels: Levels = field(default=Levels(), kw_only=True)
     said: str = field(default="", kw_only=True)
     warning: str = field(default="", kw_only=True)
     owners: Owners | None = field(default=None, kw_only=True)
+    columns: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 def load_labels(name: str, data_root: str = "", data_format: DataFormat = ANY) -> NDArray[np.int64]:
@@ -114,7 +124,11 @@ def _concerning(name: str, data_format: DataFormat) -> DataFormat:
 @reads_data
 @functools.cache
 def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
-    if is_function(name) or name.startswith(ON_DISK):
+    if (
+        is_function(name)
+        or name.startswith(ON_DISK)
+        or _is_table_of_hub(name, data_root, data_format)
+    ):
         return load_images(name, data_root, data_format).labels.numpy()
     source = _source(name, data_root, data_format)
     labels = _read_labels(name, data_root, data_format) if source.hub_id else bundled_digits()[1]
@@ -129,14 +143,13 @@ def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):
         return find_source(name)
-    from fedkd_flwr.data.tables import LABELS, find_column, image_column, schema_of
+    from fedkd_flwr.data.tables import find_label, image_column, schema_of
 
     hub_id = name.removeprefix(HUB)
     schema = schema_of(hub_id, data_root)
     images = image_column(schema, data_format, name)
-    label_column = (
-        find_column(schema, LABELS, data_format.label_column, name) if data_format.labeled else ""
-    )
+    is_labeled = data_format.labeled
+    label_column = find_label(schema, data_format, name, is_image=True) if is_labeled else ""
     return Source(hub_id, images, label_column, data_format.shape, data_format.classes)
 
 
@@ -146,14 +159,15 @@ def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
     if kept is not None:
         return kept.numpy()
     # Deferred: digits need no Arrow, nor does what was decoded before.
-    from fedkd_flwr.data.tables import read_column, whole_numbers
+    from fedkd_flwr.data.tables import numbered, read_column
 
     source = _source(name, data_root, data_format)
     if not source.label_column:
         parts = read_column(source.hub_id, source.image_column, data_root)
         return np.zeros(sum(map(len, parts)), dtype=np.int64)
     parts = read_column(source.hub_id, source.label_column, data_root)
-    return np.concatenate([whole_numbers(part) for part in parts])
+    owner = f"{name}, label-column {source.label_column!r}"
+    return numbered(parts, [[]] * len(parts), source.classes, owner)[0]
 
 
 @reads_data
@@ -168,8 +182,14 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
         classes = int(files.labels.max()) + 1
         return ImageSet(files.samples, files.labels, classes, owners=files.owners)
     if is_function(name):
-        samples, classes_of = call_for_data(name)
-        return ImageSet(samples, classes_of, int(classes_of.max()) + 1)
+        own = call_for_data(name)
+        return ImageSet(own.samples, own.labels, int(own.labels.max()) + 1, own.clients)
+    if _is_table_of_hub(name, data_root, data_format):
+        from fedkd_flwr.data.number_tables import numbers_in
+        from fedkd_flwr.data.tables import tables_of
+
+        found = numbers_in(tables_of(name.removeprefix(HUB), data_root), data_format, name)
+        return _of_numbers(found, data_format, name)
     source = _source(name, data_root, data_format)
     labels = torch.tensor(load_labels(name, data_root, data_format))
     classes = source.classes or int(labels.max()) + 1
@@ -182,6 +202,8 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
 def _load_folder(path: Path, data_format: DataFormat) -> ImageSet:
     if not path.exists():
         raise DataError(f"there is no folder {str(path)!r}")
+    if table := _read_numbers(tables_at(path), path, data_format):
+        return _of_numbers(table, data_format, repr(str(path)))
     return _load_files(path, _encoded_at(path, [path], data_format), data_format)
 
 
@@ -191,29 +213,60 @@ def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
     files = files_of_clients(places)
     if files and files[0][0].suffix.lower() in ARRAYS:
         return _load_arrays(path, places, files)
-    found = _encoded_at(path, places, data_format, tables=files)
-    decoded = _load_files(path, found, data_format)
-    is_test = np.array([part == TEST for part in found.parts])
-    owners = Owners(np.array(found.clients), is_test, tuple(place.name for place in places))
-    return replace(decoded, owners=owners, said=f"{decoded.said}; {owners.described()}")
+    if table := _read_numbers([file for own in files for file in own], path, data_format):
+        read = _of_numbers(table, data_format, repr(str(path)))
+        owners = owners_of_files(places, files, table.sizes)
+    else:
+        found = _encoded_at(path, places, data_format, tables=files)
+        read = _load_files(path, found, data_format)
+        is_test = np.array([part == TEST for part in found.parts])
+        owners = Owners(np.array(found.clients), is_test, tuple(place.name for place in places))
+    return replace(read, owners=owners, said=f"{read.said}; {owners.described()}")
 
 
 def _load_arrays(path: Path, places: list[Path], files: list[list[Path]]) -> ImageSet:
     """Return the samples in NumPy files of all clients."""
-    of_files = [(client, file) for client, own in enumerate(files) for file in own]
-    pairs = [read_arrays(file) for _, file in of_files]
+    pairs = [read_arrays(file) for own in files for file in own]
     shapes = sorted({samples.shape[1:] for samples, _ in pairs})
     if len(shapes) > 1:
         raise DataError(f"{str(path)!r} has samples of several shapes: {shapes}")
     joined = tuple(np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    samples, labels = as_data_set(repr(str(path)), joined)
-    sizes = [len(own) for _, own in pairs]
-    clients = np.repeat([client for client, _ in of_files], sizes)
-    is_test = np.repeat([is_for_testing(file) for _, file in of_files], sizes)
-    owners = Owners(clients, is_test, tuple(place.name for place in places))
+    samples, labels, _ = as_data_set(repr(str(path)), joined)
+    owners = owners_of_files(places, files, [len(labels) for _, labels in pairs])
     classes = int(labels.max()) + 1
     said = f"{path}: {len(labels)} samples {shapes[0]} of {classes} classes; {owners.described()}"
     return ImageSet(samples, labels, classes, owners=owners, said=said)
+
+
+def _is_table_of_hub(name: str, data_root: str, data_format: DataFormat) -> bool:
+    if not name.startswith(HUB):
+        return False
+    from fedkd_flwr.data.number_tables import holds_numbers
+    from fedkd_flwr.data.tables import schema_of
+
+    return holds_numbers(schema_of(name.removeprefix(HUB), data_root), data_format)
+
+
+def _read_numbers(
+    places: list[Path], path: Path, data_format: DataFormat, grouping: Grouping = UNGROUPED
+) -> "NumberTable | None":
+    """Return the rows of tables of numbers; None where there are none."""
+    if not places:
+        return None
+    # Deferred, as above.
+    from fedkd_flwr.data.number_tables import holds_numbers, read_numbers
+    from fedkd_flwr.data.tables import read_table
+
+    if not holds_numbers(read_table(places[0]).schema, data_format):
+        return None
+    return read_numbers(places, data_format, repr(str(path)), grouping)
+
+
+def _of_numbers(table: "NumberTable", data_format: DataFormat, owner: str) -> ImageSet:
+    _require_classes(table.labels, data_format.classes, owner)
+    classes = data_format.classes or int(table.labels.max()) + 1
+    labels = torch.from_numpy(table.labels)
+    return ImageSet(table.samples, labels, classes, columns=table.columns, said=table.said)
 
 
 def _load_files(path: Path, files: "_Files", data_format: DataFormat) -> ImageSet:
@@ -312,7 +365,7 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class OwnData(ImageSet):
     """A node's own data, with what its split into train, validation and test follows from.
 
@@ -344,15 +397,17 @@ def load_node_data(
     if is_custom(name) and not path.exists():
         if grouping != UNGROUPED:
             raise DataError("data of a function have no file names or columns to group them by")
-        samples, own_labels = call_for_data(name)
+        samples, own_labels, _ = call_for_data(name)
         if samples.shape[1:] != shape:
             raise DataError(f"{name} has samples {tuple(samples.shape[1:])}, the run's are {shape}")
         _require_classes(own_labels.numpy(), classes, name)
         keys = content_keys(sample.numpy().tobytes() for sample in samples)
-        return OwnData(samples, own_labels, classes, keys, [])
+        return OwnData(samples, own_labels, classes, keys=keys, folders=[])
     if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
     data_format = replace(data_format, shape=shape, classes=classes)
+    if table := _read_numbers(tables_at(path), path, data_format, grouping):
+        return _own_numbers(table, data_format)
     files = _encoded_at(path, [path], data_format, grouping)
     decoded = _load_files(path, files, data_format)
     keys = files.groups or content_keys(files.encoded)
@@ -361,6 +416,23 @@ def load_node_data(
     folders = [TEST if part == TEST else TRAIN for part in files.parts]
     folders = folders if {TRAIN, TEST} <= kinds else []
     return OwnData(**vars(decoded), keys=keys, folders=folders)
+
+
+def _own_numbers(table: "NumberTable", data_format: DataFormat) -> OwnData:
+    """Return a node's own table, whose columns have to be those of all nodes."""
+    if not data_format.feature_columns:
+        raise DataError(
+            "a node's table needs feature-columns in the run config, so that all nodes read the "
+            f"same columns in one order; this one has {', '.join(table.columns)}"
+        )
+    if table.samples.shape[1:] != data_format.shape:
+        raise DataError(
+            f"the table has samples {tuple(table.samples.shape[1:])}, the run's are "
+            f"{data_format.shape}"
+        )
+    read = _of_numbers(table, data_format, "the table")
+    keys = table.groups or content_keys(row.numpy().tobytes() for row in table.samples)
+    return OwnData(**vars(read), keys=keys, folders=[])
 
 
 @dataclass(eq=False)
@@ -425,18 +497,18 @@ def _encoded_in(
 ) -> _Files:
     """Return the images of each client's tables."""
     from fedkd_flwr.data.tables import (
-        LABELS,
         encoded_images,
-        find_column,
+        find_label,
         groups_in,
         image_column,
+        numbered,
         read_table,
-        whole_numbers,
+        recorded_names,
     )
 
     if grouping.pattern:
         raise DataError("group-pattern reads file names; a table has a group-column")
-    found, labels = _Files(), []
+    found, columns, recorded = _Files(), [], []
     for client, place in ((client, place) for client, own in enumerate(tables) for place in own):
         table = read_table(place)
         images = image_column(table.schema, data_format, repr(str(place)))
@@ -444,13 +516,15 @@ def _encoded_in(
         found.clients.extend([client] * len(table))
         found.parts.extend([part_kind(place.stem)] * len(table))
         found.names.extend(f"the image in row {row} of {str(place)!r}" for row in range(len(table)))
-        labels.append(np.zeros(len(table), dtype=np.int64))
+        found.groups.extend(groups_in(table, grouping.column))
         if data_format.labeled:
-            column = find_column(table.schema, LABELS, data_format.label_column, repr(str(place)))
-            labels[-1] = whole_numbers(table.column(column))
-        if grouping.column:
-            found.groups.extend(groups_in(table, grouping.column))
-    found.labels = np.concatenate(labels)
+            label = find_label(table.schema, data_format, repr(str(place)), is_image=True)
+            columns.append(table.column(label))
+            recorded.append(recorded_names(table.schema, label))
+    found.labels = np.zeros(len(found.encoded), dtype=np.int64)
+    if columns:
+        owner = f"{tables[0][0].name}, the label column"
+        found.labels, _ = numbered(columns, recorded, data_format.classes, owner)
     return found
 
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import OBJECT
 from fedkd_flwr.data.client_data import Parts
-from fedkd_flwr.data.custom_data import call_for_data, content_digest
+from fedkd_flwr.data.custom_data import OwnArrays, call_for_data
 from fedkd_flwr.data.public import digests_of
 from fedkd_flwr.data.registry import (
+    BY_COLUMN,
     DATASETS,
     PFLLIB,
     SYMMETRIC,
@@ -39,6 +40,11 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
         warnings.append(
             f"the labels of {name} go from {lowest} to {highest}, and models get an output for "
             f"each class from 0 to {highest}: number the classes from 0"
+        )
+    if found.clients is not None and settings.partition != BY_COLUMN:
+        warnings.append(
+            f"{name} returns the client of each sample, which partition = {settings.partition} "
+            f"does not read: set partition to {BY_COLUMN}"
         )
     if is_function(name) and _has_channels_last(found.images):
         warnings.append(
@@ -68,7 +74,9 @@ def _is_repeatable(name: str) -> bool:
     if name.startswith(f"{OBJECT}:"):
         return True
     before = load_images(name)
-    return content_digest(*call_for_data(name)) == content_digest(before.images, before.labels)
+    return (
+        call_for_data(name).digest == OwnArrays(before.images, before.labels, before.clients).digest
+    )
 
 
 def warnings_about_copies(samples: Tensor, clients: Sequence[Parts], public: Tensor) -> list[str]:

@@ -151,7 +151,7 @@ def _check_data(client: PersonalClient) -> str:
 
 def _warning(client: PersonalClient) -> str:
     """Return a warning if most samples of a node would not be used for training."""
-    data, split = client.data, client.run.data.client_split
+    data, split = client.data, client.run.data.split
     train, *others = data.positions
     if len(train) >= len(np.unique(np.concatenate(others))):
         return ""
