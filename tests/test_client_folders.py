@@ -119,6 +119,12 @@ def write_mixture(folder):
     write_parquet(folder / "south/own.parquet", images_of("south"), np.arange(20) % 2)
 
 
+def write_unsorted(folder):
+    write_photos(folder)
+    for file in sorted((folder / "east").rglob("*.png")):
+        file.rename(folder / "east" / file.name)
+
+
 def write_three_arrays(folder):
     folder.mkdir()
     np.savez(folder / "north.npz", a=np.zeros(3), b=np.zeros(3), c=np.zeros(3))
@@ -129,6 +135,7 @@ def write_three_arrays(folder):
     [
         (write_parts, "has the folders test, train, which are parts .* set dataset to folder:"),
         (write_mixture, r"several kinds \(north: images; south: .parquet\)"),
+        (write_unsorted, "no sample is found of the client 'east': sort its images into a folder"),
         (write_three_arrays, "has the arrays a, b, c: it needs samples as x or .* labels as y or"),
         (lambda folder: folder.mkdir(), "needs a folder for each client, or a file"),
         (lambda folder: None, "there is no folder"),

@@ -150,7 +150,7 @@ def test_public_images_need_neither_labels_nor_the_private_shape(own, logged, tm
         Image.fromarray(pixels[: 5 + n % 3]).save(tmp_path / f"{n:02d}.png")
     settings = {**own, "public-dataset": f"folder:{tmp_path}"}
     check_data(read_config(settings).run.data_plan, 20)
-    said = f"Read public {tmp_path}: 30 images (1 x 28 x 28); 30 images resized"
+    said = f"Read public {tmp_path}: 30 images (1 x 28 x 28); resized: 30"
     assert logged(logging.INFO)[-1] == said
     assert client_of(settings).data.public_images.shape == (30, 1, 28, 28)
 

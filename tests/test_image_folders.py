@@ -158,8 +158,8 @@ def test_what_is_left_out_is_counted(tmp_path):
         (tmp_path / name).write_bytes(b"not looked at")
     save(tmp_path, "cover.png", np.zeros((8, 8), np.uint8))
     assert load_images(f"folder:{tmp_path}").said == (
-        f"{tmp_path}: 4 images (1 x 8 x 8) of 2 classes: cat 2, dog 2; left out: 2 files .gif, "
-        "1 files .heic, 1 files without a suffix, 1 images beside the class folders"
+        f"{tmp_path}: 4 images (1 x 8 x 8) of 2 classes: cat 2, dog 2; left out: 2 .gif, "
+        "1 .heic, 1 without a suffix, 1 beside the class folders"
     )
 
 
@@ -168,7 +168,7 @@ def test_a_class_without_an_image_that_is_read_does_not_vanish(suffix, tmp_path)
     write_pets(tmp_path, ["cat", "dog"])
     (tmp_path / "horse").mkdir()
     (tmp_path / f"horse/0{suffix}").write_bytes(b"not looked at")
-    with pytest.raises(DataError, match=rf"horse' has no image .* but 1 files {suffix}; read are"):
+    with pytest.raises(DataError, match=rf"horse' has no image .* but 1 {suffix}; read are"):
         load_images(f"folder:{tmp_path}")
 
 
@@ -177,7 +177,7 @@ def test_later_pages_of_a_file_are_counted(tmp_path):
     first, *others = [Image.new("L", (8, 8), n) for n in range(5)]
     first.save(tmp_path / "cat/stack.tiff", save_all=True, append_images=others)
     found = load_images(f"folder:{tmp_path}")
-    assert found.said.endswith("; 4 later pages of 1 TIFF files left out")
+    assert found.said.endswith("; later pages of TIFF files left out: 4")
 
 
 WHOLE = png(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8))
@@ -243,7 +243,7 @@ def test_twelve_bits_of_gray_keep_their_levels(tmp_path):
     found = load_images(f"folder:{tmp_path}")
     bright, dark = found.images
     assert (len(bright.unique()), int(bright.max()), int(dark.max())) == (256, 255, 127)
-    assert found.said.endswith("2 images of 16 bits scaled by their largest number, 4095")
+    assert found.said.endswith("16 bits scaled by the largest number, 4095: 2")
     assert found.levels.white == 4095
 
 
@@ -260,7 +260,7 @@ def test_what_is_drawn_in_the_alpha_channel_is_seen(mode, color, behind, tmp_pat
     found = load_images(f"folder:{tmp_path}")
     assert found.images.shape[1] == len(mode) - 1
     np.testing.assert_array_equal(found.images[0, 0], INK if color else 255 - INK)
-    assert found.said.endswith(f"1 transparent images put on {behind}")
+    assert found.said.endswith(f"transparent ones put on {behind}: 1")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tiff"])
@@ -285,7 +285,7 @@ def test_colors_stay_whatever_the_first_file_is(tmp_path):
     save(tmp_path / "0", "1.png", np.full((8, 8, 3), (0, 200, 0), np.uint8))
     found = load_images(f"folder:{tmp_path}")
     assert found.images[:, :, 0, 0].tolist() == [[0, 0, 0], [0, 200, 0]]
-    assert found.said.endswith("1 of 2 images are gray")
+    assert found.said.endswith("gray ones among those in color: 1")
 
 
 def test_all_images_get_the_median_size_with_a_warning(own, logged, tmp_path):

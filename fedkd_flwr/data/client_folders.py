@@ -34,11 +34,24 @@ class Owners:
         Shape (n,), bool: whether the sample is for testing, whatever ``client-split`` says.
     names : tuple of str
         The folder or file of each client; empty where they have numbers alone.
+
+    Raises
+    ------
+    DataError
+        If a named client has no sample.
     """
 
     clients: NDArray[np.int64]
     is_test: NDArray[np.bool_]
     names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        empty = sorted(set(range(len(self.names))) - set(self.clients.tolist()))
+        if empty:
+            raise DataError(
+                f"no sample is found of the client {self.names[empty[0]]!r}: sort its images into "
+                "a folder for each class, or remove its folder"
+            )
 
     def described(self) -> str:
         """Return how many samples each client has, or how many clients there are."""

@@ -235,13 +235,13 @@ def _notes(headers: Sequence[_Header], levels: Levels, shape: Shape) -> tuple[st
     stacks = [header.pages for header in headers if header.pages > 1]
     background = "black" if levels.background == 0 else "white"
     notes = {
-        f"{wide} images of 16 bits scaled by their largest number, {levels.white}": wide,
-        f"{transparent} transparent images put on {background}": transparent,
-        f"{gray} of {len(headers)} images are gray": 0 < gray < len(headers),
-        f"{resized} images resized": resized,
-        f"{sum(stacks) - len(stacks)} later pages of {len(stacks)} TIFF files left out": stacks,
+        f"16 bits scaled by the largest number, {levels.white}": wide,
+        f"transparent ones put on {background}": transparent,
+        "gray ones among those in color": gray if gray < len(headers) else 0,
+        "resized": resized,
+        "later pages of TIFF files left out": sum(stacks) - len(stacks),
     }
-    return tuple(note for note, applies in notes.items() if applies)
+    return tuple(f"{note}: {count}" for note, count in notes.items() if count)
 
 
 def _decode(file: bytes, header: _Header, levels: Levels) -> Tensor:

@@ -4,7 +4,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path, PurePath
@@ -103,6 +103,7 @@ def find_images(path: Path, roots: Sequence[Path], data_format: DataFormat) -> F
             folders += [_ClassFolder(entry, client, kind) for entry in subfolders(part)]
         beside += sum(_is_image(entry) for place in {root, *parts} for entry in place.iterdir())
     names = _names_of_classes([folder.path for folder in folders])
+    _warn_of_merged(names)
     _require_one_reading(path, roots, names, data_format.classes)
     numbers = _class_numbers(path, set(names.values()), data_format.classes)
     found, left_out = [], Counter[str]()
@@ -117,7 +118,7 @@ def find_images(path: Path, roots: Sequence[Path], data_format: DataFormat) -> F
         ]
     told = _counted(left_out)
     if beside:
-        told.append(f"{beside} images beside the class folders")
+        told.append(f"{beside} beside the class folders")
     by_name = all(name.isdecimal() for name in numbers)
     return FoundImages(found, [] if by_name else sorted(numbers), told)
 
@@ -164,6 +165,13 @@ def _warn_of_unread(path: Path, parts: Sequence[Path]) -> None:
             path, " and ".join(part.name for part in parts), ", ".join(unread))  # fmt: skip
 
 
+def _warn_of_merged(names: Mapping[Path, str]) -> None:
+    merged = {f"{name} and {folder.name}" for folder, name in names.items() if folder.name != name}
+    if merged:
+        log(WARNING, "folders whose names are equal but for case or Unicode form are one class: %s",
+            ", ".join(sorted(merged)))  # fmt: skip
+
+
 def _names_of_classes(folders: Sequence[Path]) -> dict[Path, str]:
     """Return the class of each folder: the first name that differs in case alone, in one form.
 
@@ -181,15 +189,11 @@ def _names_of_classes(folders: Sequence[Path]) -> dict[Path, str]:
                 f"{str(folder.parent)!r} has the folders {other.name} and {folder.name}, whose "
                 "names are equal but for case or Unicode form: rename one, or join them"
             )
-    if merged := sorted({(names[f], f.name) for f in folders if f.name != names[f]}):
-        told = ", ".join(f"{name} and {other}" for name, other in merged)
-        log(WARNING, "folders whose names are equal but for case or Unicode form are one class: %s",
-            told)  # fmt: skip
     return names
 
 
 def _require_one_reading(
-    path: Path, roots: Sequence[Path], names: dict[Path, str], classes: int
+    path: Path, roots: Sequence[Path], names: Mapping[Path, str], classes: int
 ) -> None:
     """Ask where folders may be parts without classes, or hold the classes of a client each."""
     for root in roots:
@@ -202,7 +206,7 @@ def _require_one_reading(
             )
     within = {name: set[str]() for name in names.values()}
     for folder, name in names.items():
-        within[name] |= {entry.name for entry in subfolders(folder)}
+        within[name] |= {entry.name.casefold() for entry in subfolders(folder)}
     counts = Counter(entry for entries in within.values() for entry in entries)
     shared = sorted(entry for entry, count in counts.items() if count > 1)
     all_share = all(entries & set(shared) for entries in within.values())
@@ -255,7 +259,7 @@ def _require_images(folder: Path, files: Sequence[Path], others: Counter[str]) -
 
 
 def _counted(suffixes: Counter[str]) -> list[str]:
-    return [f"{count} files {suffix}" for suffix, count in sorted(suffixes.items())]
+    return [f"{count} {suffix}" for suffix, count in sorted(suffixes.items())]
 
 
 def image_files(folder: Path) -> list[Path]:
