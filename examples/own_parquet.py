@@ -1,7 +1,7 @@
 """Write the bundled digits as a Parquet file with a made-up column of twelve writers.
 
 uv run python -m examples.own_parquet digits.parquet
-uv run fedkd run -c dataset=folder:digits.parquet -c client-column=writer -c num-clients=0
+uv run fedkd run -c dataset=folder:digits.parquet -c client-column=writer
 """
 
 import io

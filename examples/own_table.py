@@ -1,8 +1,7 @@
 """Write the tumors that come with scikit-learn as a table with a made-up column of three hospitals.
 
 uv run python -m examples.own_table tumors.csv
-uv run fedkd run -c dataset=folder:tumors.csv -c label-column=kind -c client-column=hospital \
-    -c num-clients=0 -c models=mlp
+uv run fedkd run -c dataset=folder:tumors.csv -c client-column=hospital -c models=mlp
 """
 
 import sys

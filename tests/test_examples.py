@@ -16,6 +16,7 @@ from examples import (
     own_fedrep,
     own_method,
     own_parquet,
+    own_photos,
     own_series,
     own_table,
     three_silos,
@@ -95,11 +96,19 @@ def test_the_parquet_file_has_twelve_writers(tmp_path):
 def test_the_table_has_three_hospitals(tmp_path):
     own_table.write_tumors(str(tmp_path / "tumors.csv"))
     settings = {"dataset": f"folder:{tmp_path / 'tumors.csv'}", "client-column": "hospital"}
-    settings |= {"num-clients": 0, "models": "mlp", "strategy": "fedavg", "device": "cpu"}
+    settings |= {"models": "mlp", "strategy": "fedavg", "device": "cpu"}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     assert run.config["num-clients"] == 3
     # 63% have the more frequent class.
     assert run.rounds["accuracy_mean"].iloc[-1] > 0.92
+
+
+def test_the_photos_are_those_of_three_sites(tmp_path):
+    own_photos.write_photos(str(tmp_path / "photos"))
+    found = load_images(f"clients:{tmp_path / 'photos'}")
+    assert (found.images.shape, found.classes) == ((1797, 1, 28, 28), 10)
+    assert np.bincount(found.owners.clients).tolist() == [599] * 3
+    assert found.owners.names == ("east", "north", "south")
 
 
 def test_the_comparison_of_the_example_can_be_repeated(small, tmp_path, monkeypatch):

@@ -275,6 +275,7 @@ class ServingClient(StatefulClient):
         model = self.exported_model
         shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
         card = model_card(self.run, self.request.run_id, *whose, self.data.scaling, metrics, shared)
+        card["levels"] = asdict(self.data.samples.levels)
         if self.safeguard:
             card["safeguard"] = asdict(self.safeguard.blend)
             model = self.safeguard.deployed(model)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
+from fedkd_flwr.data.by_file import split_by_file, test_positions
 from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_data import content_digest
 from fedkd_flwr.data.custom_partition import call_for_partition
 from fedkd_flwr.data.partitioners import partition_indices
-from fedkd_flwr.data.pfllib import split_by_file, test_positions
 from fedkd_flwr.data.public import (
     number_in_common,
     public_images,
@@ -50,7 +50,7 @@ from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_node_data
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
 from fedkd_flwr.data.storage import share_samples
-from fedkd_flwr.data.warnings import check_scales, warnings_about_data
+from fedkd_flwr.data.warnings import check_scales, warnings_about_copies, warnings_about_data
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator
 
@@ -84,7 +84,7 @@ def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     if 0 < settings.max_samples < len(labels):
         generator = random_generator(plan.seed, "max-samples")
         pool = np.sort(stratified_order(labels, generator)[: settings.max_samples])
-    trainable = np.setdiff1d(pool, test_positions(settings.dataset))
+    trainable = np.setdiff1d(pool, test_positions(settings))
     _, held_out = split_public(len(trainable), settings.num_held_out, plan.seed)
     public = trainable[held_out]
     return np.setdiff1d(pool, public), public
@@ -113,7 +113,7 @@ def client_indices(plan: DataPlan) -> list[Indices]:
 
         shares = split_by_column(settings, private, plan.num_clients, plan.seed)
     elif settings.partition == BY_FILE:
-        shares = split_by_file(settings.dataset, private, plan.num_clients)
+        shares = split_by_file(settings, private, plan.num_clients)
     elif is_custom(settings.partition):
         shares = call_for_partition(
             settings.partition, labels, plan.num_clients, plan.seed, private
@@ -132,7 +132,7 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
     if partition_id not in known:
         settings, own = plan.settings, client_indices(plan)[partition_id]
         labels = labels_of(settings)[own]
-        named = test_positions(settings.dataset)
+        named = test_positions(settings)
         is_test = np.isin(own, named) if len(named) else None
         parts = split_client(labels, settings.split, plan.seed, partition_id, is_test)
         train, validation, test = (own[part] for part in parts)
@@ -175,6 +175,29 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
         require_pool(public_pool_size(settings), public_size)
         if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
             check_scales(settings)
+            _say_of_public_set(settings)
+    if settings.dataset not in DATASETS:
+        _warn_of_copies(plan, bool(public_size))
+
+
+def _say_of_public_set(settings: DataSettings) -> None:
+    """Say how public images were read, if the set is not built in."""
+    if settings.public_dataset in DATASETS:
+        return
+    found = load_images(settings.public_dataset, settings.data_root, settings.public_data_format)
+    if found.said:
+        log(INFO, "Read public %s", found.said)
+    if found.warning:
+        log(WARNING, "%s", found.warning)
+
+
+def _warn_of_copies(plan: DataPlan, is_public: bool) -> None:
+    """Warn if samples that a client is tested on, or that are public, are training samples too."""
+    samples = load_private(plan.settings).images
+    parts = [client_parts(plan, partition_id) for partition_id in range(plan.num_clients)]
+    public = _public_set(plan) if is_public else samples[:0]
+    for warning in warnings_about_copies(samples, parts, public):
+        log(WARNING, "%s: %s", plan.settings.dataset, warning)
 
 
 def _tell_what_is_read(plan: DataPlan, private: ImageSet) -> None:

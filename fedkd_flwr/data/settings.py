@@ -14,7 +14,7 @@ from fedkd_flwr.data.registry import (
     HELD_OUT,
     MOST_CLASSES,
     NO_PUBLIC_SET,
-    PFLLIB,
+    OF_CLIENTS,
     SYMMETRIC,
     DataError,
     DataFormat,
@@ -45,7 +45,8 @@ class DataSettings(SettingsGroup):
     ----------
     dataset : str
         The private data set: a built-in name, or custom data as ``hf:ORG/NAME``,
-        ``folder:PATH``, ``pfllib:PATH`` or ``module:object``.
+        ``folder:PATH``, ``clients:PATH`` with a folder or file of each client, ``pfllib:PATH`` or
+        ``module:object``.
     configured_classes : int
         Number of classes of custom data; 0 for the largest label plus one.
     image_column : str
@@ -71,7 +72,7 @@ class DataSettings(SettingsGroup):
         Maximum number of samples of the data set, drawn from all classes alike; 0 for all.
     partition : str
         How samples are split over clients: a built-in split, ``by-column``, ``by-file`` (with
-        ``pfllib:PATH``), or a custom function as ``module:object``.
+        ``clients:PATH`` and ``pfllib:PATH``), or a custom function as ``module:object``.
     client_column : str
         Column of the data set whose values tell which client has a row, such as ``writer``. It
         sets `partition` to ``by-column``; ``num-clients = 0`` then makes a client of each value.
@@ -172,7 +173,7 @@ class DataSettings(SettingsGroup):
             values.get("client_column") or values.get(kebab_case("client_column"))
         ):
             return {**values, "partition": BY_COLUMN}
-        if isinstance(values, dict) and str(values.get("dataset", "")).startswith(PFLLIB):
+        if isinstance(values, dict) and str(values.get("dataset", "")).startswith(OF_CLIENTS):
             return {**values, "partition": BY_FILE}
         return values
 

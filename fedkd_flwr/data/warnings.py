@@ -1,12 +1,16 @@
 """Mistakes in custom data: those that a run survives are warned about and not refused."""
 
 import functools
+from collections.abc import Sequence
 from logging import WARNING
 
+import numpy as np
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import OBJECT
+from fedkd_flwr.data.client_data import Parts
 from fedkd_flwr.data.custom_data import OwnArrays, call_for_data
+from fedkd_flwr.data.public import digests_of
 from fedkd_flwr.data.registry import (
     BY_COLUMN,
     DATASETS,
@@ -29,7 +33,7 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
     if name in DATASETS:
         return []
     found = load_images(name, settings.data_root, settings.data_format)
-    warnings = []
+    warnings = [found.warning] if found.warning else []
     lowest, highest = int(found.labels.min()), int(found.labels.max())
     if lowest > 0 and not settings.configured_classes:
         warnings.append(
@@ -72,6 +76,31 @@ def _is_repeatable(name: str) -> bool:
     return (
         call_for_data(name).digest == OwnArrays(before.images, before.labels, before.clients).digest
     )
+
+
+def warnings_about_copies(samples: Tensor, clients: Sequence[Parts], public: Tensor) -> list[str]:
+    """Return how many samples are copies of training samples, one sentence for each place.
+
+    Samples are (n, ...); each client has the positions of its training, validation and test
+    samples. Public samples are (pool, ...).
+    """
+    digests = np.array([digest.hex() for digest in digests_of(samples)])
+    counts = [int(np.isin(digests[test], digests[train]).sum()) for train, _, test in clients]
+    warnings = []
+    if copies := sum(counts):
+        tested = sum(len(test) for _, _, test in clients)
+        warnings.append(
+            f"{copies} of {tested} test samples are copies of training samples of the same client "
+            f"({np.count_nonzero(counts)} of {len(clients)} clients), and raise its accuracy: "
+            "remove the copies"
+        )
+    trained = set(digests[np.concatenate([train for train, _, _ in clients])].tolist())
+    if copies := sum(digest.hex() in trained for digest in digests_of(public)):
+        warnings.append(
+            f"{copies} of {len(public)} public samples are copies of private training samples, "
+            "which every client then has: remove the copies"
+        )
+    return warnings
 
 
 def check_scales(settings: DataSettings) -> None:
