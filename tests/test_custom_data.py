@@ -99,7 +99,8 @@ def test_shape_and_classes_are_found_in_the_data():
 
 @pytest.mark.parametrize("strategy", ["kt-pfl", "fedproto", "fml"])
 def test_series_are_trained_on_as_they_are(strategy, own, tmp_path):
-    run = fedkd_flwr.run({**own, "strategy": strategy}, output_dir=tmp_path / "run")
+    own = {**own, "strategy": strategy, "input-scaling": "symmetric"}
+    run = fedkd_flwr.run(own, output_dir=tmp_path / "run")
     assert list(run.rounds["failures"]) == [0]
     data = client_of(own).data
     assert data.shape == (2, 5)
@@ -219,6 +220,7 @@ def test_custom_public_data(own, tmp_path):
 )
 def test_different_scales_are_warned_about_once(private, public, stays, becomes, own, logged):
     changes = {"dataset": f"{HERE}:{private}", "public-dataset": f"{HERE}:{public}"}
+    changes["input-scaling"] = "symmetric"
     check_data(read_config({**own, **changes}).run.data_plan, 20)
     expected = (
         f"the samples of {HERE}:{stays} keep their scale from 0 to 1, and the images "
@@ -230,6 +232,7 @@ def test_different_scales_are_warned_about_once(private, public, stays, becomes,
 
 def test_a_different_scale_from_the_catalogue_is_warned_about(own, logged):
     changes = {"dataset": f"{HERE}:floats", "public-dataset": "digits"}
+    changes["input-scaling"] = "symmetric"
     check_data(read_config({**own, **changes}).run.data_plan, 20)
     (said,) = logged()
     assert "the images of digits are scaled to -1 to 1" in said

@@ -86,7 +86,7 @@ def fresh():
         ("restless", "returns other data on a second call, and each process calls it"),
         ("from_one", "the labels of .* go from 1 to 3, .* from 0 to 3: number the classes from 0"),
         ("channels_last", r"samples \(90, 8, 9, 3\) of .* look like images from 0 to 255 with"),
-        ("channels_last_in_whole_numbers", "with channels last, and are used as they are"),
+        ("channels_last_in_whole_numbers", "with channels last, and are read as numbers"),
         ("with_clients", "returns the client of each sample, which partition = iid does not read"),
         ("channels_last_scaled", None),
         ("tiny_images", None),

@@ -119,7 +119,7 @@ class PersonalClient(ServingClient):
     @cached_property
     def data_plan(self) -> DataPlan:
         """What the data of the run's clients depend on."""
-        return self.run.data_plan
+        return self.run.data_plan.at_node(self.node.data_path)
 
     @cached_property
     def data(self) -> ClientData:
@@ -133,7 +133,8 @@ class PersonalClient(ServingClient):
             If samples of the node have missing values, and its model is a network.
         """
         node = self.node
-        data = load_client(self.data_plan, self.partition_id, node.data_path, node.grouping)
+        own = (node.data_path, node.grouping, node.input_statistics)
+        data = load_client(self.data_plan, self.partition_id, *own)
         if node.data_path and not self.takes_missing_values:
             require_complete(data.samples.images, "this node", self.model_name)
         self.policy.check_data(data.sizes, data.in_public)

@@ -27,6 +27,7 @@ NODE_KEYS = (
     "data-path",
     "group-column",
     "group-pattern",
+    "input-statistics",
     "state-dir",
     "keep-runs",
     "models-dir",
@@ -51,6 +52,9 @@ class Node:
         Its own image folder or Parquet file. Empty for a part of the data set.
     grouping : Grouping
         Which of its own samples belong together, such as those of a patient.
+    input_statistics : str
+        File with mean and deviation of the columns of its own table, see
+        `fedkd_flwr.data.scaling.statistics_in`. Empty for none.
     model : str
         Its own choice of architecture. Empty for the run's assignment.
     state_folder : Path or None
@@ -71,6 +75,7 @@ class Node:
     models_folder: Path | None
     runs_kept: int
     policy: NodePolicy = TRUSTING_POLICY
+    input_statistics: str = ""
 
     def memory_folder(self, run_id: str) -> Path | None:
         """Return the folder for the node's memory of a run, if any."""
@@ -144,6 +149,7 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
         models_folder=_folder(str(folders.get("models-dir", ""))),
         runs_kept=_whole_number({"keep-runs": RUNS_KEPT, **node_config}, "keep-runs"),
         policy=policy,
+        input_statistics=str(node_config.get("input-statistics", "")),
     )
 
 

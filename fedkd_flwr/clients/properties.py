@@ -21,7 +21,7 @@ def data_properties(data: ClientData, run: RunConfig, node: Node) -> dict[str, A
         "num-examples": train,
         "test-size": test if has_results else 0,
         "validation-size": validation if has_results else 0,
-        "public-hash": hash_of_public_pool(run.data_plan),
+        "public-hash": hash_of_public_pool(run.data_plan.at_node(node.data_path)),
         "classes-hash": hash_of_names(names),
         "num-clients": 0 if node.data_path else run.plan.num_clients,
     }

@@ -274,7 +274,7 @@ class ServingClient(StatefulClient):
         whose = (self.model_name, self.partition_id, self.node.data_path)
         model = self.exported_model
         shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
-        card = model_card(self.run, self.request.run_id, *whose, metrics, shared)
+        card = model_card(self.run, self.request.run_id, *whose, self.data.scaling, metrics, shared)
         card["levels"] = asdict(self.data.samples.levels)
         if self.safeguard:
             card["safeguard"] = asdict(self.safeguard.blend)

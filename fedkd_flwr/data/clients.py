@@ -33,12 +33,20 @@ from fedkd_flwr.data.registry import (
     DATASETS,
     HELD_OUT,
     NO_PUBLIC_SET,
+    PFLLIB,
     SYMMETRIC,
     DataError,
     reads_data,
 )
-from fedkd_flwr.data.scaling import scaling_of
-from fedkd_flwr.data.settings import DataPlan, DataSettings
+from fedkd_flwr.data.scaling import (
+    Scaling,
+    Symmetric,
+    scaling_of,
+    standardized_by_column,
+    statistics_in,
+    unscaled,
+)
+from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_node_data
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
 from fedkd_flwr.data.storage import share_samples
@@ -155,11 +163,14 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     settings = plan.settings
     read_split(settings.split)
     if settings.dataset not in DATASETS:
-        if said := load_private(settings).said:
+        private = load_private(settings)
+        if said := private.said:
             log(INFO, "Read %s", said)
         for warning in warnings_about_data(settings):
             log(WARNING, "%s", warning)
     _warn_of_unused(plan)
+    if settings.dataset not in DATASETS:
+        _tell_scaling(plan, private.images)
     if settings.partition in FIXED_NUMBERS:
         _warn_of_few_samples(plan)
     if public_size:
@@ -189,6 +200,18 @@ def _warn_of_copies(plan: DataPlan, is_public: bool) -> None:
     public = _public_set(plan) if is_public else samples[:0]
     for warning in warnings_about_copies(samples, parts, public):
         log(WARNING, "%s: %s", plan.settings.dataset, warning)
+
+
+def _tell_scaling(plan: DataPlan, samples: Tensor) -> None:
+    """Say that numbers are standardized, or warn where they should be."""
+    if not samples.is_floating_point():
+        return
+    name, scaling = plan.settings.dataset, scaling_of_plan(plan)
+    if not isinstance(scaling, Symmetric):
+        log(INFO, "%s: each column is standardized (input-scaling = %s)", name,
+            plan.settings.input_scaling)  # fmt: skip
+    elif reason := unscaled(samples):
+        log(WARNING, "%s keeps its scale, and %s: set input-scaling to %s", name, reason, AUTO)
 
 
 def _warn_of_unused(plan: DataPlan) -> None:
@@ -240,13 +263,12 @@ class _Loaded:
 
     plan: DataPlan
     parts: dict[int, Parts] = field(default_factory=dict)
-    clients: dict[tuple[int, str, Grouping], ClientData] = field(default_factory=dict)
+    clients: dict[tuple[int, str, Grouping, str], ClientData] = field(default_factory=dict)
     kept: int = 0
 
     @functools.cached_property
     def public_images(self) -> Tensor:
-        settings = self.plan.settings
-        return scaling_of(settings)(_public_set(self.plan)).to(self.plan.device)
+        return scaling_of_plan(self.plan)(_public_set(self.plan)).to(self.plan.device)
 
 
 def _public_set(plan: DataPlan) -> Tensor:
@@ -261,6 +283,41 @@ def _public_set(plan: DataPlan) -> Tensor:
     return public_images(
         settings.public_dataset, shape, settings.data_root, settings.public_data_format
     )
+
+
+@reads_data
+@functools.lru_cache(maxsize=PLANS_KEPT)
+def scaling_of_plan(plan: DataPlan) -> Scaling:
+    """Return how samples are scaled, private and public ones and those of all clients alike.
+
+    ``auto`` standardizes by the training samples of all clients, or, where they are on nodes alone,
+    by the public set. Raises `DataError` if these cannot be loaded.
+    """
+    settings = plan.settings
+    is_prepared = settings.dataset in DATASETS or settings.dataset.startswith(PFLLIB)
+    if settings.input_scaling != AUTO or is_prepared:
+        return scaling_of(settings)
+    samples = load_private(settings).images if plan.reads_dataset else _public_set(plan)
+    if not samples.is_floating_point() or not len(samples):
+        return Symmetric()
+    if plan.reads_dataset:
+        parts = [client_parts(plan, partition_id)[0] for partition_id in range(plan.num_clients)]
+        samples = samples[torch.from_numpy(np.concatenate(parts))]
+    return standardized_by_column(samples)
+
+
+def _scaling_of_node(plan: DataPlan, own: Tensor, statistics: str) -> Scaling:
+    """Return how a node scales its own samples (n, ...); `statistics` is a file of its operator."""
+    has_other = plan.reads_dataset or plan.settings.public_dataset != NO_PUBLIC_SET
+    if has_other or plan.settings.input_scaling != AUTO or not own.is_floating_point():
+        return scaling_of_plan(plan)
+    if not statistics:
+        raise DataError(
+            "this node's table cannot be standardized without a public set: set input-statistics "
+            "in the node config to a JSON file with the lists mean and deviation, the same at all "
+            f"nodes, or scale the tables and set input-scaling to {SYMMETRIC}"
+        )
+    return statistics_in(statistics, own.shape[1])
 
 
 @reads_data
@@ -302,16 +359,21 @@ def public_samples(plan: DataPlan, size: int, server_round: int) -> Tensor:
 
 
 def load_client(
-    plan: DataPlan, partition_id: int, data_path: str = "", grouping: Grouping = UNGROUPED
+    plan: DataPlan,
+    partition_id: int,
+    data_path: str = "",
+    grouping: Grouping = UNGROUPED,
+    statistics: str = "",
 ) -> ClientData:
     """Return the data of one client; the second call costs nothing, up to `BYTES_KEPT`.
 
     `data_path` is a node's own folder of images or Parquet file, as `load_node_data` takes it,
     instead of a share of the data set. It is split by content, so that samples keep their part
-    while others come and go (`fedkd_flwr.data.content_split`). Raises `DataError` if the data is
+    while others come and go (`fedkd_flwr.data.content_split`). `statistics` is a file by which
+    it may be scaled, see `statistics_in`. Raises `DataError` if the data is
     missing or cannot be split as asked.
     """
-    loaded, key = _loaded(plan), (partition_id, data_path, grouping)
+    loaded, key = _loaded(plan), (partition_id, data_path, grouping, statistics)
     if key in loaded.clients:
         return loaded.clients[key]
     data = _build_client(plan, *key)
@@ -322,28 +384,30 @@ def load_client(
 
 
 def _build_client(
-    plan: DataPlan, partition_id: int, data_path: str, grouping: Grouping
+    plan: DataPlan, partition_id: int, data_path: str, grouping: Grouping, statistics: str
 ) -> ClientData:
     settings = plan.settings
     if not 0 <= partition_id < plan.num_clients:
         raise DataError(f"there is no client {partition_id} among {plan.num_clients}")
     # Checked before anything is read: statistics would be those of the data set that a run names.
-    if data_path and settings.input_scaling != SYMMETRIC:
+    if data_path and settings.input_scaling not in (AUTO, SYMMETRIC):
         raise DataError(
             "a node with its own data does not know the statistics of the pooled data that "
-            f"input-scaling {settings.input_scaling} needs; set input-scaling to {SYMMETRIC}"
+            f"input-scaling {settings.input_scaling} needs; set input-scaling to {AUTO}"
         )
-    scaling, public = scaling_of(settings), public_pool(plan)
+    public = public_pool(plan)
     device, classes = plan.device, settings.num_classes
     if not data_path:
         everything, parts = load_private(settings), client_parts(plan, partition_id)
         positions = _with_evaluated_split(parts, settings)
+        scaling = scaling_of_plan(plan)
         return ClientData(everything, positions, scaling, device, public, classes)
     shape = settings.image_shape
     own = load_node_data(data_path, shape, classes, settings.data_format, grouping)
     kind = "samples" if grouping == UNGROUPED else "groups"
     parts = parts_by_content(own.keys, settings.split, partition_id, own.folders, kind)
     positions = _with_evaluated_split(parts, settings)
+    scaling = _scaling_of_node(plan, own.images, statistics)
     in_public = number_in_common(public, scaling(own.images))
     return ClientData(own, positions, scaling, device, public, own.classes, in_public)
 

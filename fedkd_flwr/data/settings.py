@@ -15,6 +15,7 @@ from fedkd_flwr.data.registry import (
     MOST_CLASSES,
     NO_PUBLIC_SET,
     OF_CLIENTS,
+    SYMMETRIC,
     DataError,
     DataFormat,
     Shape,
@@ -61,9 +62,12 @@ class DataSettings(SettingsGroup):
     data_root : str
         Folder with Parquet data sets by hub id; empty for the Hugging Face hub.
     input_scaling : str
-        How samples are scaled: ``symmetric`` brings images to -1..1 and leaves floating-point
-        data as they are; ``per-pixel`` and ``per-channel`` subtract the mean of each pixel or
-        channel of the data set and divide by its standard deviation.
+        How samples are scaled. ``symmetric`` brings images to -1..1 and leaves all other numbers
+        as they are; ``per-pixel`` and ``per-channel`` subtract the mean of each pixel or channel
+        of the data set and divide by its standard deviation. ``auto`` is ``symmetric`` for images
+        and ``pfllib:PATH``; of all other data each column, or channel, is standardized by the
+        training samples of all clients. Nodes with their own tables take the public set instead,
+        or their ``input-statistics``.
     max_samples : int
         Maximum number of samples of the data set, drawn from all classes alike; 0 for all.
     partition : str
@@ -114,7 +118,7 @@ class DataSettings(SettingsGroup):
         str, fitting(r"( *[1-9]\d*( *, *[1-9]\d*)* *)?", "numbers above 0, such as 3,32,32")
     ] = ""
     data_root: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
-    input_scaling: Literal["symmetric", "per-pixel", "per-channel"] = "symmetric"
+    input_scaling: Literal["auto", "symmetric", "per-pixel", "per-channel"] = "auto"
     max_samples: int = Field(default=0, ge=0)
     partition: str = "k-classes-grouped"
     client_column: str = ""
@@ -134,7 +138,15 @@ class DataSettings(SettingsGroup):
         """Return the settings with those filled in that ``auto`` leaves to a built-in data set."""
         if self.dataset not in DATASETS:
             return self
-        return self.model_copy(update={"client_split": self.split})
+        update = {"client_split": self.split}
+        if self.input_scaling == AUTO:
+            update["input_scaling"] = SYMMETRIC
+        return self.model_copy(update=update)
+
+    @property
+    def is_described(self) -> bool:
+        """Whether shape and classes are set: nodes with their own data read no `dataset` then."""
+        return bool(self.configured_shape and self.configured_classes)
 
     @property
     def split(self) -> str:
@@ -254,12 +266,16 @@ class DataSettings(SettingsGroup):
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Everything that the data of a run depend on; equal plans share one decoded copy."""
+    """Everything that the data of a run depend on; equal plans share one decoded copy.
+
+    `reads_dataset` is False on nodes with their own data that a run config describes.
+    """
 
     settings: DataSettings
     num_clients: int
     seed: int = 0
     device: str = "cpu"
+    reads_dataset: bool = True
     _partition: object = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -268,3 +284,9 @@ class DataPlan:
         if is_of_this_process(self.settings.partition):
             with suppress(CustomObjectError):  # reported when the samples are split
                 object.__setattr__(self, "_partition", find_custom(self.settings.partition))
+
+    def at_node(self, data_path: str) -> "DataPlan":
+        """Return the plan as a node reads it; `data_path` is its own data, if it has some."""
+        settings = self.settings
+        is_mere_name = data_path and settings.is_described and settings.public_dataset != HELD_OUT
+        return replace(self, reads_dataset=False) if is_mere_name else self

@@ -14,13 +14,12 @@ from fedkd_flwr.data.public import digests_of
 from fedkd_flwr.data.registry import (
     BY_COLUMN,
     DATASETS,
-    PFLLIB,
     SYMMETRIC,
     DataError,
     DataFormat,
     is_function,
 )
-from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.data.settings import AUTO, DataSettings
 from fedkd_flwr.data.sources import load_images
 from strategies.core.flower import log
 
@@ -49,7 +48,7 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
     if is_function(name) and _has_channels_last(found.images):
         warnings.append(
             f"the samples {tuple(found.images.shape)} of {name} look like images from 0 to 255 "
-            "with channels last, and are used as they are: return uint8 images (n, channels, "
+            "with channels last, and are read as numbers: return uint8 images (n, channels, "
             "height, width), which are scaled to -1 to 1"
         )
     if is_function(name) and not _is_repeatable(name):
@@ -112,7 +111,9 @@ def check_scales(settings: DataSettings) -> None:
     """
     private = _float_range(settings.dataset, settings.data_root, settings.data_format)
     public = _float_range(settings.public_dataset, settings.data_root, settings.public_data_format)
-    if settings.input_scaling != SYMMETRIC and (private is None) != (public is None):
+    by_statistics = settings.input_scaling not in (AUTO, SYMMETRIC)
+    by_statistics |= settings.input_scaling == AUTO and private is not None
+    if by_statistics and (private is None) != (public is None):
         floats, images = settings.dataset, settings.public_dataset
         if private is None:
             floats, images = images, floats
@@ -141,7 +142,7 @@ def _warn_of_scale(name: str, of_floats: tuple[float, float], images: str) -> No
 
 def _float_range(name: str, data_root: str, data_format: DataFormat) -> tuple[float, float] | None:
     """Return the least and the largest number of floating-point data; None for images."""
-    if not (is_function(name) or name.startswith(PFLLIB)):
+    if name in DATASETS:
         return None
     samples = load_images(name, data_root, data_format).images
     return (samples.min().item(), samples.max().item()) if samples.is_floating_point() else None

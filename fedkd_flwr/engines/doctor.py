@@ -163,9 +163,9 @@ def _warning(client: PersonalClient) -> str:
 
 def _check_public_set(client: PersonalClient) -> str:
     run = client.run
-    size = len(public_pool(run.data_plan))
+    size = len(public_pool(client.data_plan))
     require_pool(size, run.plan.public_size)
-    found = hash_of_public_pool(run.data_plan)
+    found = hash_of_public_pool(client.data_plan)
     if run.plan.public_hash and found != run.plan.public_hash:
         raise ValueError(f"public-hash is {found}, and the run's is {run.plan.public_hash}")
     return f"{size} samples, public-hash {found}"
