@@ -55,6 +55,7 @@ CASES = {
     "four_parts": (lambda: (1, 2, 3, 4), r"returned a tuple; it should be \(\) -> \(samples"),
     "nothing": (lambda: None, "returned a NoneType"),
     "words": (lambda: a_table(samples="abc"), "returned a str that is no array of numbers"),
+    "words_of_classes": (lambda: a_table(list("aba")), "return_inverse=True.* numbers words"),
     "ragged": (lambda: a_table(samples=[[1], [2, 3], [4]]), "returned a list that is no array"),
     "few_labels": (lambda: a_table((0, 1)), r"samples \(3, 2\) and labels \(2,\)"),
     "no_sample": (lambda: (np.empty((0, 3)), np.empty(0)), r"samples \(0, 3\)"),

@@ -50,7 +50,7 @@ def test_columns_are_read_as_named(wines):
     np.testing.assert_allclose(found.images, frame[list(FEATURES)], rtol=1e-6)
     np.testing.assert_array_equal(WORDS[found.labels], frame["kind"])
     assert found.said == (
-        f"{str(wines)!r}: 178 rows; 3 columns of numbers (alcohol, ash, malic_acid); 3 classes "
+        f"{wines}: 178 rows; 3 columns of numbers (alcohol, ash, malic_acid); 3 classes "
         "(red, rose, white) in 'kind'; left out: id"
     )
     assert class_names(str(wines), 3, "kind") == list(WORDS)
@@ -63,7 +63,8 @@ def test_each_client_has_the_rows_of_its_sites(wines, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "flwr"):
         run = fedkd_flwr.run(changes, output_dir=tmp_path / "run")
     assert run.config["num-clients"] == 2
-    assert f"Read '{wines}': 178 rows" in caplog.text
+    assert f"Read {wines}: 178 rows" in caplog.text
+    assert "left out: id; each column is standardized" in caplog.text
     shares = client_indices(DataPlan(settings_of(wines, **BY_CELLAR, public_dataset="none"), 2))
     assert shares[0].tolist() == list(range(0, 178, 2))
 

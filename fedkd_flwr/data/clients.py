@@ -164,13 +164,11 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     read_split(settings.split)
     if settings.dataset not in DATASETS:
         private = load_private(settings)
-        if said := private.said:
-            log(INFO, "Read %s", said)
         for warning in warnings_about_data(settings):
             log(WARNING, "%s", warning)
     _warn_of_unused(plan)
     if settings.dataset not in DATASETS:
-        _tell_scaling(plan, private.images)
+        _tell_what_is_read(plan, private)
     if settings.partition in FIXED_NUMBERS:
         _warn_of_few_samples(plan)
     if public_size:
@@ -202,15 +200,16 @@ def _warn_of_copies(plan: DataPlan, is_public: bool) -> None:
         log(WARNING, "%s: %s", plan.settings.dataset, warning)
 
 
-def _tell_scaling(plan: DataPlan, samples: Tensor) -> None:
-    """Say that numbers are standardized, or warn where they should be."""
-    if not samples.is_floating_point():
-        return
-    name, scaling = plan.settings.dataset, scaling_of_plan(plan)
-    if not isinstance(scaling, Symmetric):
-        log(INFO, "%s: each column is standardized (input-scaling = %s)", name,
-            plan.settings.input_scaling)  # fmt: skip
-    elif reason := unscaled(samples):
+def _tell_what_is_read(plan: DataPlan, private: ImageSet) -> None:
+    """Say in one line what was read and how it is scaled; warn where numbers should be scaled."""
+    name, samples = plan.settings.dataset, private.images
+    shape = " x ".join(map(str, samples.shape[1:]))
+    said = private.said or f"{name}: {len(samples)} samples ({shape}) of {private.classes} classes"
+    keeps_scale = isinstance(scaling_of_plan(plan), Symmetric)
+    if samples.is_floating_point():
+        said += "; numbers keep their scale" if keeps_scale else "; each column is standardized"
+    log(INFO, "Read %s", said)
+    if samples.is_floating_point() and keeps_scale and (reason := unscaled(samples)):
         log(WARNING, "%s keeps its scale, and %s: set input-scaling to %s", name, reason, AUTO)
 
 

@@ -65,7 +65,8 @@ def as_data_set(name: str, given: object) -> OwnArrays:
     """
     if not isinstance(given, tuple | list) or len(given) not in (2, 3):
         raise DataError(f"{name} returned a {type(given).__name__}; it should be {SIGNATURE}")
-    samples, labels = (_tensor(name, part) for part in given[:2])
+    samples = _tensor(name, given[0])
+    labels = _tensor(name, given[1], "; numpy.unique(labels, return_inverse=True)[1] numbers words")
     samples, labels = _checked_samples(name, samples, labels), _checked_labels(name, labels)
     return OwnArrays(samples, labels, *(_checked_clients(name, c, labels) for c in given[2:]))
 
@@ -96,7 +97,7 @@ def content_digest(*tensors: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _tensor(name: str, part: Any) -> Tensor:
+def _tensor(name: str, part: Any, advice: str = "") -> Tensor:
     if isinstance(part, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(part).sum())):
         raise DataError(
             f"{name} returned an array with {masked} masked values: leave these rows out, or "
@@ -110,7 +111,7 @@ def _tensor(name: str, part: Any) -> Tensor:
         return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), "C", copy=False))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{name} returned a {type(part).__name__} that is no array of numbers"
+            f"{name} returned a {type(part).__name__} that is no array of numbers{advice}"
         ) from error
 
 

@@ -259,7 +259,7 @@ def _read_numbers(
 
     if not holds_numbers(read_table(places[0]).schema, data_format):
         return None
-    return read_numbers(places, data_format, repr(str(path)), grouping)
+    return read_numbers(places, data_format, str(path), grouping)
 
 
 def _of_numbers(table: "NumberTable", data_format: DataFormat, owner: str) -> ImageSet:
