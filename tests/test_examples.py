@@ -15,7 +15,6 @@ from examples import (
     own_data,
     own_fedrep,
     own_method,
-    own_parquet,
     own_photos,
     own_series,
     own_table,
@@ -23,8 +22,6 @@ from examples import (
 )
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import flatten
-from fedkd_flwr.data.clients import client_indices
-from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images
 from fedkd_flwr.engines.doctor import check_node
 from fedkd_flwr.models.custom_models import checked_custom_model
@@ -82,15 +79,6 @@ def test_the_partition_of_the_example_is_uneven():
     shares = own_data.uneven(np.zeros(100), 4, seed=1)
     assert [len(share) for share in shares] == [10, 20, 30, 40]
     assert sorted(np.concatenate(shares)) == list(range(100))
-
-
-def test_the_parquet_file_has_twelve_writers(tmp_path):
-    own_parquet.write_digits(str(tmp_path / "digits.parquet"))
-    dataset = f"folder:{tmp_path / 'digits.parquet'}"
-    settings = DataSettings(dataset=dataset, client_column="writer", held_out_size=0)
-    sizes = [len(indices) for indices in client_indices(DataPlan(settings, 12))]
-    assert sizes == [150] * 11 + [147]
-    assert load_images(dataset).images.shape == (1797, 1, 8, 8)
 
 
 def test_the_table_has_three_hospitals(tmp_path):

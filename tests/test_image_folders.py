@@ -260,7 +260,7 @@ def test_what_is_drawn_in_the_alpha_channel_is_seen(mode, color, behind, tmp_pat
     found = load_images(f"folder:{tmp_path}")
     assert found.images.shape[1] == len(mode) - 1
     np.testing.assert_array_equal(found.images[0, 0], INK if color else 255 - INK)
-    assert found.said.endswith(f"transparent ones put on {behind}: 1")
+    assert found.said.endswith(f"alpha channels put on {behind}: 1")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tiff"])

@@ -236,7 +236,7 @@ def _notes(headers: Sequence[_Header], levels: Levels, shape: Shape) -> tuple[st
     background = "black" if levels.background == 0 else "white"
     notes = {
         f"16 bits scaled by the largest number, {levels.white}": wide,
-        f"transparent ones put on {background}": transparent,
+        f"alpha channels put on {background}": transparent,
         "gray ones among those in color": gray if gray < len(headers) else 0,
         "resized": resized,
         "later pages of TIFF files left out": sum(stacks) - len(stacks),

@@ -143,8 +143,8 @@ def _unwrapped(part: Path) -> Path:
 
 
 def subfolders(path: Path) -> list[Path]:
-    """Return the folders in a folder, sorted, except those that a tool made."""
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_tools(entry.name))
+    """Return the folders in a folder, sorted, except those that a tool made; none in a file."""
+    return sorted(entry for entry in path.glob("*/") if not is_tools(entry.name))
 
 
 def is_tools(folder: str) -> bool:
