@@ -214,6 +214,7 @@ def test_a_run_config_names_no_folder_outside_the_public_root(small, silo, tmp_p
     for config in (
         {"public-dataset": f"folder:{outside}"},
         {"dataset": f"folder:{outside}"},
+        {"dataset": f"clients:{outside}"},
         {"dataset": "mnist", "data-root": outside},
         {"public-dataset": "hf:org/name"},
     ):
