@@ -43,7 +43,7 @@ class Source:
     image_column, label_column : str
         Columns of the images and of their classes.
     shape : tuple of int
-        Channels, height and width; empty where the first image tells.
+        Channels, height and width; empty where the images tell.
     classes : int
         K, the number of classes; 0 where the labels tell.
     """
@@ -116,7 +116,7 @@ class DataFormat:
     image_column, label_column : str
         Columns of images and classes where the data has them; empty to find them.
     shape : tuple of int
-        Shape that images are brought to; empty for that of the first.
+        Shape that images are brought to; empty for their median height and width.
     classes : int
         K; 0 to find it in the labels.
     labeled : bool

@@ -57,8 +57,8 @@ class DataSettings(SettingsGroup):
         Columns of numbers that make a sample, in this order; empty for all columns of numbers in
         a table without images.
     configured_shape : str
-        Shape of a sample of custom data, such as ``3,32,32``; empty for that of the first
-        sample.
+        Shape of a sample of custom data, such as ``3,32,32``, to which images are resized; empty
+        to find it, which for images of several sizes is their median.
     data_root : str
         Folder with Parquet data sets by hub id; empty for the Hugging Face hub.
     input_scaling : str
