@@ -206,6 +206,13 @@ def test_nodes_with_their_own_tables_share_the_statistics_of_the_public_set():
     torch.testing.assert_close(public_pool(plan).mean(dim=0), torch.zeros(3), atol=1e-3, rtol=0)
 
 
+def test_images_of_a_node_are_not_scaled_as_numbers_of_others(tmp_path):
+    write_image_folder(tmp_path / "own", np.zeros((20, 28, 28), np.uint8), [0, 1] * 10)
+    settings = DataSettings(dataset=f"{HERE}:floats", partition="iid", held_out_size=5)
+    with pytest.raises(DataError, match="this node has images, and the samples of the run are"):
+        load_client(DataPlan(settings, 2), 0, str(tmp_path / "own"))
+
+
 def test_without_a_public_set_an_operator_names_the_statistics(tmp_path):
     path = f"{HERE}:skewed"
     plan = nodes_plan().at_node(path)

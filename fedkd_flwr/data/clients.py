@@ -308,8 +308,13 @@ def scaling_of_plan(plan: DataPlan) -> Scaling:
 def _scaling_of_node(plan: DataPlan, own: Tensor, statistics: str) -> Scaling:
     """Return how a node scales its own samples (n, ...); `statistics` is a file of its operator."""
     has_other = plan.reads_dataset or plan.settings.public_dataset != NO_PUBLIC_SET
-    if has_other or plan.settings.input_scaling != AUTO or not own.is_floating_point():
-        return scaling_of_plan(plan)
+    if has_other or plan.settings.input_scaling != AUTO:
+        scaling = scaling_of_plan(plan)
+        if not own.is_floating_point() and not isinstance(scaling, Symmetric):
+            raise DataError("this node has images, and the samples of the run are other numbers")
+        return scaling
+    if not own.is_floating_point():
+        return Symmetric()
     if not statistics:
         raise DataError(
             "this node's table cannot be standardized without a public set: set input-statistics "
@@ -372,6 +377,7 @@ def load_client(
     it may be scaled, see `statistics_in`. Raises `DataError` if the data is
     missing or cannot be split as asked.
     """
+    plan = plan.at_node(data_path)
     loaded, key = _loaded(plan), (partition_id, data_path, grouping, statistics)
     if key in loaded.clients:
         return loaded.clients[key]
