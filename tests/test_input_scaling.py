@@ -207,7 +207,8 @@ def test_nodes_with_their_own_tables_share_the_statistics_of_the_public_set():
 
 
 def test_images_of_a_node_are_not_scaled_as_numbers_of_others(tmp_path):
-    write_image_folder(tmp_path / "own", np.zeros((20, 28, 28), np.uint8), [0, 1] * 10)
+    images = np.random.default_rng(0).integers(0, 256, (20, 28, 28), dtype=np.uint8)
+    write_image_folder(tmp_path / "own", images, [0, 1] * 10)
     settings = DataSettings(dataset=f"{HERE}:floats", partition="iid", held_out_size=5)
     with pytest.raises(DataError, match="this node has images, and the samples of the run are"):
         load_client(DataPlan(settings, 2), 0, str(tmp_path / "own"))
