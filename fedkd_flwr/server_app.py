@@ -18,7 +18,8 @@ from fedkd_flwr.clients.session import assigned_models
 from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, Configuration, RunConfig, read_config
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.clients import check_data, client_parts
+from fedkd_flwr.data.clients import check_data, client_parts, load_private
+from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
@@ -173,23 +174,27 @@ def check_models(configuration: Configuration) -> None:
     """Refuse models that do not fit the run, by building one of each and training it for one step.
 
     Custom models are built, and built-in ones where the data are custom, there is noise, or a
-    client trains on batches of one sample. A warning names custom models that return probabilities
+    client trains on batches of one sample. Samples with missing values are refused, unless the
+    model is an estimator that takes them. A warning names custom models that return probabilities
     instead of logits. Estimators are created. Raises `ConfigError` if a model cannot be imported,
     built or trained, is not new at each call, does not fit the data, lacks the head that the method
     needs, or mixes samples under DP-SGD.
     """
     run, settings = configuration.run, configuration.settings
     shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
-    fits_unseen = run.data.dataset in DATASETS and not run.dp_sgd.noise_multiplier
+    is_own_data = run.data.dataset not in DATASETS
+    fits_unseen = not (is_own_data or run.dp_sgd.noise_multiplier)
     built: list[nn.Module] = []
     for name in dict.fromkeys((*run.models.models, *shared)):
         samples = _smallest_batch(configuration, name)
         if fits_unseen and samples > 1 and not is_custom(name):
             continue
         try:
+            images = load_private(run.data).images if is_own_data else torch.empty(0)
             if names_estimator(name):
-                require_estimator(run, name)
+                require_estimator(run, name, missing=bool(images.isnan().any()))
                 continue
+            require_complete(images, run.data.dataset, name)
             built.append(_checked_network(name, run, samples, built))
         except ValueError as error:
             raise ConfigError(f"{run.strategy}: {error}.") from error

@@ -7,6 +7,7 @@ from helpers import write_image_folder, write_parquet
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
+from fedkd_flwr.config import read_config
 from fedkd_flwr.data import scaling as scaling_module
 from fedkd_flwr.data import sources as sources_module
 from fedkd_flwr.data.client_data import ClientData
@@ -288,6 +289,7 @@ def test_checks_decode_nothing(monkeypatch):
     ("change", "sentence"),
     [
         ({"client_split": "90/20/0"}, "not of the form"),
+        ({"client_split": "0.7/0.1/0.2"}, "is in percent: write 70/10/20"),
         ({"held_out_size": 1797}, "cannot hold out 1797 of 1797"),
         ({"partition": "two-classes", "num_clients": 1000}, "runs out"),
         ({"client_split": "60/20/20", "num_clients": 700}, "too few for the client-split"),
@@ -301,6 +303,20 @@ def test_checks_decode_nothing(monkeypatch):
 def test_impossible_data_is_refused_early(change, sentence):
     with pytest.raises(DataError, match=sentence):
         check_data(plan_of(**change), 10)
+
+
+@pytest.mark.parametrize(("split", "warns"), [("20/10/20", False), ("10/0/20", True)])
+def test_a_split_that_leaves_most_samples_unused_is_named(split, warns, caplog):
+    check_data(plan_of(client_split=split))
+    assert (f"client-split = {split} uses" in caplog.text) == warns
+
+
+def test_the_split_follows_from_the_data_set():
+    built_in, own = (DataSettings(dataset=name).resolved() for name in ("digits", "folder:photos"))
+    assert built_in.client_split == built_in.split == "12/0/88"
+    # Open, so that a node has its own.
+    assert (own.client_split, own.split) == ("auto", "70/10/20")
+    assert read_config({}).run.data.client_split == "12/0/88"
 
 
 @pytest.mark.parametrize("has_own_images", [False, True])

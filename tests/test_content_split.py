@@ -26,6 +26,7 @@ def plan_of(client_split="60/20/20", seed=0):
         configured_shape="1,8,8",
         public_dataset="none",
         client_split=client_split,
+        input_scaling="symmetric",
     )
     return DataPlan(settings, 2, seed)
 

@@ -206,6 +206,11 @@ def test_buffers_outside_the_state_dict_are_as_they_were_built_for_the_next_clie
         (f"{HERE}:nothing_to_train", r"to logits \(n, 10\), and returns \(1, 784\)"),
         (f"{HERE}:Tied", "fc.weight and again.weight are one tensor"),
         (f"{HERE}:Doubles", "extra is torch.float64, and should be torch.float32"),
+        # It would take the shape for its weights and download them.
+        (
+            "torchvision.models:mobilenet_v3_small",
+            r"classes\): return torchvision.models.mobilenet_v3_small\(num_classes=classes\)",
+        ),
     ],
 )
 def test_unusable_models_are_refused_in_one_line_before_training(name, sentence, small, tmp_path):

@@ -145,6 +145,29 @@ def test_new_images_are_prepared_as_in_training(models, tmp_path):
     assert output.splitlines()[1].startswith(f"{folder / '0.png'},{expected[0]},0.")
 
 
+def test_new_images_are_turned_and_scaled_as_in_training(own, tmp_path):
+    """A photo that is to be turned, of 12 bits or drawn in the alpha channel: as its set was."""
+    wide = np.random.default_rng(0).integers(0, 4096, (90, 8, 8), dtype=np.uint16)
+    wide[0, 0, 0] = 4095
+    for n, pixels in enumerate(wide):
+        (tmp_path / f"photos/{n % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / f"photos/{n % 2}/{n:02d}.png")
+    settings = {**own, "dataset": f"folder:{tmp_path / 'photos'}", "strategy": "local"}
+    folders = {"models_dir": str(tmp_path / "models"), "output_dir": tmp_path / "run"}
+    fedkd_flwr.run(settings, **folders)
+    model = tmp_path / "models/0.safetensors"
+    assert json.loads(model.with_suffix(".json").read_text())["levels"]["white"] == 4095
+    upright = np.rint(wide[1] * (255 / 4095)).astype(np.uint8)
+    turned = Image.fromarray(np.ascontiguousarray(np.rot90(upright)))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "turned.png", exif=exif)
+    Image.fromarray(wide[1]).save(tmp_path / "wide.png")
+    Image.fromarray(upright).save(tmp_path / "upright.png")
+    files = [tmp_path / f"{name}.png" for name in ("upright", "turned", "wide")]
+    assert len({p.probability for p in predict(model, files)}) == 1
+
+
 def test_a_custom_model_predicts_if_its_builder_is_named(tmp_path):
     name, shape = "examples.own_model:TinyNet", (1, 28, 28)
     card = {**CARD, "model": name, "shape": list(shape)}

@@ -215,6 +215,7 @@ def test_a_run_config_names_no_folder_outside_the_public_root(small, silo, tmp_p
     for config in (
         {"public-dataset": f"folder:{outside}"},
         {"dataset": f"folder:{outside}"},
+        {"dataset": f"clients:{outside}"},
         {"dataset": "mnist", "data-root": outside},
         {"public-dataset": "hf:org/name"},
     ):
@@ -361,7 +362,7 @@ def test_a_node_divides_its_data_as_its_operator_says(small, silo):
     own, every = {**silo, "client-split": "50/0/50"}, {**silo, "client-split": "any"}
     sizes = [
         len(client_on(node, flat, **{"client-split": split}).data.train_labels)
-        for node, split in ((own, "12/0/88"), (own, "50.0/0/50"), (every, "50/0/50"))
+        for node, split in ((own, "12/0/88"), (own, "auto"), (own, "50.0/0/50"), (every, "50/0/50"))
     ]
     assert len(set(sizes)) == 1
     assert "is not that of this node" in refusal(own, flat, **{"client-split": "51/0/49"})

@@ -165,7 +165,7 @@ class RunConfig(SettingsGroup):
     def resolved(self) -> "RunConfig":
         """Return the run config with the settings filled in that depend on other settings."""
         models = self.models.resolved(self.data.dataset)
-        return self.model_copy(update={"models": models})
+        return self.model_copy(update={"models": models, "data": self.data.resolved()})
 
     @property
     def method(self) -> Method:

@@ -5,6 +5,7 @@ other object is kept in this process under the name ``object:NAME``. The name ha
 data, or of the code of a callable, so that two different objects have different names.
 """
 
+import copy
 import os
 import re
 from collections.abc import Mapping
@@ -16,8 +17,8 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.config.run_config import flatten
 from fedkd_flwr.custom_objects.digests import code_digest
 from fedkd_flwr.custom_objects.importing import OBJECT, CustomObjectError, hold, name_in_module
-from fedkd_flwr.data.custom_data import as_data_set, content_digest
-from fedkd_flwr.data.registry import DATA
+from fedkd_flwr.data.custom_data import as_data_set
+from fedkd_flwr.data.registry import BY_COLUMN, DATA
 from fedkd_flwr.methods import METHODS, NAME, REGISTERED, Method
 from fedkd_flwr.models.estimators import is_estimator, without_probabilities
 from strategies.base import PersonalizedStrategy
@@ -40,6 +41,7 @@ def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
         may hold it, ``models`` also an estimator or a list of all these. ``strategy`` may hold
         what `register` returns, or a pair of a strategy and a client class. ``dataset`` and
         ``public-dataset`` may hold a pair of samples and labels, or a function that returns it.
+        With a third array, the client of each sample, ``partition`` is ``by-column``.
 
     Returns
     -------
@@ -52,7 +54,10 @@ def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
         If a value is no such object; in one sentence.
     """
     names: dict[str, Any] = {}
-    return {key: _named(key, value, names) for key, value in flatten(settings).items()}
+    named = {key: _named(key, value, names) for key, value in flatten(settings).items()}
+    if isinstance(data := settings.get(DATA[0]), tuple | list) and len(data) == 3:
+        named.setdefault("partition", BY_COLUMN)
+    return named
 
 
 def _named(key: str, value: Any, names: dict[str, Any]) -> Any:
@@ -111,9 +116,9 @@ def _name_of_data(key: str, value: Any) -> str:
             return name
         label, value = _label(value), value()
     # Clones, since the caller may change the arrays later.
-    samples, labels = (part.clone() for part in as_data_set(key, value))
-    name = f"{label}_{content_digest(samples, labels)[:DIGITS]}"
-    return hold(lambda: (samples, labels), name)
+    given = as_data_set(key, value)
+    parts = tuple(copy.deepcopy(part) for part in given if part is not None)
+    return hold(lambda: parts, f"{label}_{given.digest[:DIGITS]}")
 
 
 def _name_of_method(value: Any) -> str:

@@ -1,5 +1,7 @@
 """Custom splits over clients, by a function ``(labels, num_clients, seed) -> index arrays``."""
 
+import inspect
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,23 +10,33 @@ from fedkd_flwr.data.registry import DataError
 
 SIGNATURE = "(labels, num_clients, seed) -> list of index arrays"
 
+POSITIONS = "positions"
+"""Name of a parameter that a split may have besides: where its samples are in the data set."""
+
 
 def call_for_partition(
-    name: str, labels: NDArray[np.int64], num_clients: int, seed: int
+    name: str,
+    labels: NDArray[np.int64],
+    num_clients: int,
+    seed: int,
+    positions: NDArray[np.int64],
 ) -> list[NDArray[np.int64]]:
     """Call a function for a split, and check what it returns.
 
-    It has to return the same split for the same arguments, wherever it is called. Return N sorted
-    arrays of positions in `labels` (n,). Raises `DataError` if the function cannot be called, or
-    the split is none: another number of clients, a client without samples, a position out of range,
-    a sample of two clients, or another split at a second call.
+    It has to return the same split for the same arguments, wherever it is called. `positions` (n,)
+    are those of the samples in the data set, for a function that has such a parameter. Return N
+    sorted arrays of indices in `labels` (n,). Raises `DataError` if the function cannot be called,
+    or the split is none: another number of clients, a client without samples, an index out of
+    range, a sample of two clients, or another split at a second call.
     """
     try:
         split = find_callable(name, SIGNATURE)
     except CustomObjectError as error:
         raise DataError(f"partition: {error}") from error
     try:
-        returned, again = (list(split(labels.copy(), num_clients, seed)) for _ in range(2))
+        asks = POSITIONS in inspect.signature(split).parameters
+        more = {POSITIONS: positions.copy()} if asks else {}
+        returned, again = (list(split(labels.copy(), num_clients, seed, **more)) for _ in range(2))
     # A user's function may raise anything.
     except Exception as error:
         raise DataError(f"partition {name} fails: {told(error)}") from error

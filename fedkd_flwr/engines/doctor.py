@@ -170,7 +170,7 @@ def _check_data(client: PersonalClient) -> str:
 
 def _warning(client: PersonalClient) -> str:
     """Return a warning if most samples of a node would not be used for training."""
-    data, split = client.data, client.session.run.data.client_split
+    data, split = client.data, client.session.run.data.split
     train, *others = data.positions
     if len(train) >= len(np.unique(np.concatenate(others))):
         return ""
@@ -182,9 +182,9 @@ def _warning(client: PersonalClient) -> str:
 
 def _check_public_set(client: PersonalClient) -> str:
     run = client.session.run
-    size = len(public_pool(run.data_plan))
+    size = len(public_pool(client.session.data_plan))
     require_pool(size, run.plan.public_size)
-    found = hash_of_public_pool(run.data_plan)
+    found = hash_of_public_pool(client.session.data_plan)
     if run.plan.public_hash and found != run.plan.public_hash:
         raise ValueError(f"public-hash is {found}, and the run's is {run.plan.public_hash}")
     return f"{size} samples, public-hash {found}"

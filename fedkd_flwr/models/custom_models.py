@@ -1,6 +1,8 @@
 """Custom models: built, and checked for what every method requires."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +22,28 @@ def build_custom_model(name: str, shape: Shape, classes: int) -> nn.Module:
     sentence.
     """
     builder = find_callable(name, SIGNATURE)
+    _require_signature(builder, name, shape, classes)
     try:
         model = builder(shape, classes)
     # A user's builder may raise anything.
     except Exception as error:
         raise CustomObjectError(f"{name}({shape}, {classes}) fails: {told(error)}") from error
     return checked_custom_model(model, name, shape, classes)
+
+
+def _require_signature(builder: Callable[..., Any], name: str, shape: Shape, classes: int) -> None:
+    """Refuse what a library owns: its first parameter may be ``weights``, which are downloaded."""
+    try:
+        inspect.signature(builder).bind(shape, classes)
+    except TypeError as error:
+        module, _, function = name.partition(":")
+        raise CustomObjectError(
+            f"{name} cannot be called with (shape, classes): {error}; write a builder in a module "
+            f"of yours, such as: def build(shape, classes): return {module}.{function}"
+            f"(num_classes=classes)"
+        ) from error
+    except ValueError:  # some objects have no signature
+        return
 
 
 def checked_custom_model(model: object, name: str, shape: Shape, classes: int) -> nn.Module:
