@@ -5,13 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from by_hand import TWO_CLIENTS, logits, trained, training_data
-from helpers import Witness, client_of, random_simplex, reply_with, run_with
+from helpers import random_simplex, reply_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from fedkd_flwr.data.public import public_subset
 from strategies.core.client_info import ClientInfo
 from strategies.core.mixing import weighted_mean
 from strategies.core.plan import RunPlan
@@ -95,35 +93,6 @@ def test_the_step_of_some_weighs_them_by_their_share_of_all_samples():
     expected = project_onto_simplex(0.25 - 0.1 * gradient, np.array([0.5, 0.5]))
     found = strategy.state.coefficients.at([0, 2], [0, 2])
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_two_rounds_of_a_client_by_hand(small, tmp_path):
-    """It distills on the samples of the round before, trains, and predicts on those of its own."""
-    flat = {**small, **TWO_CLIENTS, "strategy": "kt-pfl", "public-size": 20, "seed": 0}
-    flat |= {"kt-pfl.distillation-epochs": 1, "kt-pfl.distillation-learning-rate": 1.0}
-    witness = Witness()
-    run_with(witness, flat, tmp_path / "run")
-    client = client_of(flat, 1)
-    pool = client.data.public_images.flatten(1)
-    first, second = (pool[public_subset(len(pool), 20, flat["seed"], t)] for t in (1, 2))
-    own = training_data(flat, 1)
-
-    def predictions(weights, images):
-        return torch.softmax(logits(weights, images) / 3, dim=1).detach()
-
-    initial = torch.cat([p.detach().flatten() for p in client.new_model().parameters()])
-    weights = torch.from_numpy(trained(initial.numpy(), *own))
-    sent = witness.up[1, "train", 1]["predictions"]
-    np.testing.assert_allclose(sent, predictions(weights, first), atol=1e-5)
-
-    teacher = torch.tensor(witness.down[2, "train", 1]["teacher"])
-    weights.requires_grad_()
-    student = torch.log_softmax(logits(weights, first) / 3, dim=1)
-    loss = 9 * (teacher * (teacher.log() - student)).sum(dim=1).mean()
-    distilled = (weights - torch.autograd.grad(loss, weights)[0]).detach()
-    weights = torch.from_numpy(trained(distilled.numpy(), *own))
-    sent = witness.up[2, "train", 1]["predictions"]
-    np.testing.assert_allclose(sent, predictions(weights, second), atol=1e-5)
 
 
 def test_the_step_does_not_depend_on_the_number_of_public_samples():
