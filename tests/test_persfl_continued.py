@@ -62,14 +62,14 @@ def assert_same(run, whole):
         ("mlp", "off", 7, 13),  # in the middle of the second client's
         ("mlp", "on", 8, 15),  # side by side: the first of four clients notes its second pair
         # It draws what it drops; two clients.
-        pytest.param("alexnet", "off", 2, 8, marks=pytest.mark.slow),
+        pytest.param("vgg11", "off", 2, 8, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_interrupted_in_stage_2_continues_after_the_last_pair(
     models, cohort, cut_at, left, small, tmp_path, monkeypatch
 ):
     small |= {"models": models, "cohort": cohort}
-    if models == "alexnet":
+    if models == "vgg11":
         small |= {"num-clients": 2, "max-samples": 150, "num-server-rounds": 1}
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     with monkeypatch.context() as patch:
