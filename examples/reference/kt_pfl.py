@@ -16,15 +16,16 @@ from torch import Tensor, nn
 
 from examples.reference import given
 
-T, LAMBDA, RHO, STEP = 3.0, 1.0, 0.6, 0.05
-"""Temperature, weight of the knowledge term, pull of c towards 1/N, and eta_3, the step on c."""
+T, LAMBDA, RHO, STEP, SAMPLES = 3.0, 1.0, 0.6, 0.05, 16
+"""Temperature, weight of the knowledge term, pull of c towards 1/N, eta_3, and |xi_r| of Eq. 7."""
 
-DISTILLATION_EPOCHS, DISTILLATION_RATE, PUBLIC_BATCH = 2, 0.1, 16
+DISTILLATION_EPOCHS, DISTILLATION_RATE, PUBLIC_BATCH = 2, 0.1, 12
 """R, eta_2 and the batch size of the distillation."""
 
 CONFIG = given.SETTINGS | {
     "strategy": "kt-pfl", "kt-pfl.temperature": T, "kt-pfl.knowledge-weight": LAMBDA,
-    "kt-pfl.rho": RHO, "kt-pfl.coefficient-learning-rate": STEP, "kt-pfl.t-squared": False,
+    "kt-pfl.rho": RHO, "kt-pfl.coefficient-learning-rate": STEP,
+    "kt-pfl.coefficient-batch-size": SAMPLES, "kt-pfl.t-squared": False,
     "kt-pfl.distillation-epochs": DISTILLATION_EPOCHS,
     "kt-pfl.distillation-learning-rate": DISTILLATION_RATE,
     "kt-pfl.public-batch-size": PUBLIC_BATCH,
@@ -64,14 +65,14 @@ def distil(model: nn.Module, images: Tensor, teacher: Tensor, t: int) -> None:
 def stepped(c: np.ndarray, predictions: Tensor, shares: np.ndarray) -> np.ndarray:
     """Take one step on c (Eq. 7), and project its rows onto the probability simplex.
 
-    A mini-batch of Eq. 7 has b samples; this is the mean of all such steps.
+    A mini-batch xi_r of Eq. 7 has 16 samples; this is the mean of all such steps.
     """
     weights = torch.tensor(c, requires_grad=True)
     loss = RHO * (weights - 1 / len(c)).square().sum()
     for n, share in enumerate(shares):
         teacher = sum(weights[n, m] * predictions[m] for m in range(len(c)))
         divergence = (teacher * (teacher / predictions[n]).log()).sum()
-        loss = loss + LAMBDA * share * PUBLIC_BATCH / given.PUBLIC * divergence
+        loss = loss + LAMBDA * share * SAMPLES / given.PUBLIC * divergence
     loss.backward()
     return np.array([nearest_distribution(row) for row in c - STEP * weights.grad.numpy()])
 
