@@ -26,6 +26,7 @@ Differences from the paper
 - alpha is trained by SGD with momentum, as §V-A says of both; ``fedkma.alpha-optimizer = "adam"``
   uses Adam as in DARTS. Step size and weight decay have their own settings, by default the paper's
   values for both, and the moments are reset in each round.
+- Updates longer than ``update-cap`` times the median are clipped, 10 times by default.
 - A client that fails in training has weight 0 in all rows. A client that fails to send its row gets
   the uniform row.
 - A new client trains from the initial model and then from its mixture with the last round's

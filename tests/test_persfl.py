@@ -17,7 +17,6 @@ from fedkd_flwr import runs
 from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.persfl import Candidate, PersFLClient, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.training.loop import DivergedError, Evaluation
 from fedkd_flwr.training.losses import kl_from_teacher, kl_to_teacher
@@ -25,6 +24,7 @@ from strategies.core.client_info import ClientInfo
 from strategies.core.replies import InvalidReplyError
 from strategies.persfl import DIVERGED, PAIRS, PERSONALIZE, PersFLSettings, check_pairs, pair_rows
 
+NORMED = "tests.disclosure:NormedNet"
 TABLE = ["lambda", "temperature", "teacher_round", "teacher_accuracy", "global_accuracy"]
 
 
@@ -130,20 +130,21 @@ def test_the_best_epoch_is_kept_if_each_is_validated(small, monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", ["persfl", "persfl-gd"])
-def test_lambda_one_leaves_the_student_at_the_teacher(strategy, small):
+@pytest.mark.parametrize(
+    ("imitation", "models", "stays"),
+    [("1", "mlp", True), ("0.5", "mlp", False), ("1", NORMED, False)],
+)
+def test_lambda_one_leaves_the_student_at_the_teacher(strategy, imitation, models, stays, small):
     """The teacher's soft labels are the student's own predictions: nothing to learn."""
-    changes = {"strategy": strategy, "persfl.temperatures": "5"}
-    for imitation, stays in (("1", True), ("0.5", False)):
-        client = client_of(small, **changes, **{"persfl.imitation": imitation})
-        client.model.load_state_dict(client.new_model().state_dict())
-        teacher = copied_state(client.model)
-        client.consider_teacher(0)
-        client.personalize(server_round=2)
-        moved = max(
-            float((value - teacher[name]).abs().max())
-            for name, value in client.model.state_dict().items()
-        )
-        assert (moved < 1e-4) == stays
+    changes = {"strategy": strategy, "models": models, "persfl.imitation": imitation}
+    client = client_of(small, **changes)
+    client.consider_teacher(0)
+    counts = client.personalize(server_round=2)
+    weights = client.model.state_dict().items()
+    assert all(torch.equal(value, client.state.teacher[name]) for name, value in weights) == stays
+    assert (client.gradient_steps.taken == 0) == stays
+    if stays:
+        assert client.state.choice["temperature"] == 1 and (counts == counts[0]).all()
 
 
 def test_persfl_gd_takes_the_cross_entropy(small):
@@ -252,7 +253,10 @@ def test_the_last_round_holds_the_table_of_each_clients_choice(small, tmp_path):
     assert not set(TABLE) & set(before.dropna(axis="columns").columns)
 
 
-def test_every_pair_of_every_client_is_in_the_table(small, tmp_path):
+@pytest.mark.parametrize("models", ["mlp", NORMED])
+def test_every_pair_of_every_client_is_in_the_table(models, small, tmp_path):
+    """With batch normalization too, pairs are compared by the statistics of an evaluation."""
+    small |= {"models": models}
     finished = fedkd_flwr.run(small, output_dir=tmp_path / "run")
     pairs, grid = finished.table(PAIRS), read_config(small).settings.grid()
     assert (pairs["round"] == 2).all()
