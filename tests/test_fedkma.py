@@ -48,6 +48,7 @@ from strategies.fedkma import (
     FedKMASettings,
     irrelevancy,
     sharing_row,
+    with_absent,
 )
 
 OPERATIONS = "none,skip_connect,max_pool_3x3,sep_conv_3x3"
@@ -130,6 +131,41 @@ def test_h_and_m_equal_loops_with_absent_classes(seed, weight):
     expected = np.array([np.exp(-d) for d in distances])
     np.testing.assert_allclose(row, expected / expected.sum(), rtol=1e-9)
     assert row.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("absent", ["uniform", "excluded", "farthest"])
+def test_absent_classes_count_as_the_setting_says(absent):
+    """Pair by pair: giver 2 has one of the receiver's two classes, giver 3 none of them."""
+    logits = np.random.default_rng(0).normal(scale=3, size=(4, 3, 3))
+    flags = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1], [0, 0, 1]])
+    h, labels = irrelevancy(logits, flags, 0.5), np.array([0.3, 0.7, 0.0])
+    distances = []
+    for j in range(4):
+        total, counted = 0.0, 0.0
+        for k in (0, 1):
+            if flags[j, k] or absent == "uniform":
+                total, counted = total + labels[k] * h[0, j, k], counted + labels[k]
+            elif absent == "farthest":
+                total, counted = total + labels[k] * h[:, :, k].max(), counted + labels[k]
+        distances.append(total / counted if counted else np.inf)
+    expected = np.exp(-np.array(distances))
+    row = sharing_row(with_absent(h, flags, absent)[0], labels)
+    np.testing.assert_allclose(row, expected / expected.sum(), rtol=1e-9)
+
+
+def test_lambda_one_is_the_sharpest_unless_absent_classes_count_as_uniform():
+    """Fig. 8, two groups without common classes: their contrast is at most K if uniform."""
+    flags = np.repeat([[1, 1, 0, 0], [0, 0, 1, 1]], 2, axis=0)
+    logits = 8 * np.eye(4) + 0.3 * np.random.default_rng(0).normal(size=(4, 4, 4))
+    labels, contrasts = np.array([0.5, 0.5, 0.0, 0.0]), {}
+    for absent in ("uniform", "excluded", "farthest"):
+        h = [with_absent(irrelevancy(logits, flags, w), flags, absent) for w in (0.1, 0.5, 1.0)]
+        rows = [sharing_row(of_weight[0], labels) for of_weight in h]
+        contrasts[absent] = [row[1] / max(row[2], 1e-9) for row in rows]
+    assert contrasts["uniform"] == sorted(contrasts["uniform"], reverse=True)
+    assert max(contrasts["uniform"]) < 4
+    assert contrasts["farthest"] == sorted(contrasts["farthest"])
+    assert contrasts["farthest"][-1] > 50 and min(contrasts["excluded"]) > 1e6
 
 
 def test_a_case_by_hand():
