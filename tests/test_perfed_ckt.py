@@ -15,11 +15,9 @@ from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.engines.in_process import InProcessGrid
-from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
-from strategies.core.traffic import Traffic
 from strategies.perfed_ckt import PerFedCKT, PerFedCKTSettings, cluster_predictions
 
 TABLE_1 = Path(__file__).parent.parent / "conf" / "perfed-ckt" / "cifar10-vgg11.toml"
@@ -327,17 +325,30 @@ def test_communication_of_table_1(fraction, clusters, numbers, tmp_path):
     assert float(f"{first + 199 * second:.1e}") == numbers
 
 
-def test_fedavg_on_the_same_preset_costs_five_hundred_times_as_much():
-    """One round of ten clients, times 200: 2150e7 in Table 1."""
-    flat = {**read_toml(TABLE_1), "strategy": "fedavg", "device": "cpu"}
-    vectors = initial_model(read_config(flat))
-    model = {kind: Array(vector) for kind, vector in vectors.items()}
-    traffic = Traffic()
-    for n in range(10):
-        traffic.count_down(n, model)
-        traffic.count_up(n, model)
-    counted = 200 * (traffic.numbers_up + traffic.numbers_down_broadcast)
-    assert float(f"{counted:.2e}") == 2.15e10
+VGG11 = 9_756_426
+HYPCLUSTER = {2: (2340, 3320), 3: (2540, 3510), 5: (2930, 3900), 6: (3120, 4100)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "published"),
+    [
+        ("fedavg", {}, (2150, 3120)),
+        ("fedfomo", {"fedfomo.models-sent": 14}, (3900, 5850)),
+        *(("hypcluster", {"hypcluster.clusters": c}, HYPCLUSTER[c]) for c in HYPCLUSTER),
+    ],
+)
+def test_communication_of_its_rivals_in_table_1(strategy, changes, published, small, tmp_path):
+    """A round of 10 and of 15 clients, counted in models, is 200 rounds of VGG11 in units of 10⁷.
+
+    Every model that the server sends counts once; FedFomo's clients receive those of all others.
+    """
+    flat = {**small, **changes, "strategy": strategy, "local-iterations": 1, "evaluate-every": 2}
+    for number, expected in zip((10, 15), published, strict=True):
+        run = fedkd_flwr.run({**flat, "num-clients": number}, output_dir=tmp_path / str(number))
+        second = run.rounds.iloc[1]
+        models = (second["numbers_up"] + second["numbers_down_broadcast"]) / 79_510
+        assert models == pytest.approx(round(models), abs=0.01)
+        assert float(f"{200 * round(models) * VGG11:.2e}") == expected * 10**7
 
 
 def test_the_mixed_preset_lets_clients_differ_and_sends_as_little():
