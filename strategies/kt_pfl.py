@@ -94,7 +94,8 @@ class KTpFLSettings(TeacherSettings):
         eta_3 of Eq. 7, the step size on c. The knowledge term of a client also has its share of
         the data as a factor, about 1/N.
     coefficient_batch_size : int
-        |xi_r| of Eq. 7, the number of public samples whose gradients add up to a step on c.
+        Size of the mini-batch xi_r of Eq. 7: the gradients of so many public samples add up to a
+        step on c.
     step_coefficients : str
         When c is stepped: before-mixing as in the released implementation, or after-mixing as in
         the paper, where teachers are mixed by the c of the previous round.

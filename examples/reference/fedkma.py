@@ -29,7 +29,7 @@ CONFIG = given.SETTINGS | {
 
 
 def run() -> Iterator[tuple[list[tuple[float, float]], np.ndarray]]:
-    """Yield the test results of the mixed models, and M, (N, N), after each round."""
+    """Yield test accuracies and losses of the mixed models, and M, (N, N), after each round."""
     clients = given.clients(CONFIG)
     for t in range(1, given.ROUNDS + 1):
         for n, client in enumerate(clients):

@@ -67,6 +67,7 @@ def epochs(number: int, samples: int, size: int, purpose: str, *of: int) -> Iter
     draw = random_generator(SEED, purpose, *of)
     for _ in range(number):
         order = draw.permutation(samples)
+        # A last batch of one sample joins the batch before it.
         starts = [start for start in range(0, samples, size) if samples - start > 1]
         for start, end in zip(starts, [*starts[1:], samples], strict=True):
             yield torch.from_numpy(order[start:end])

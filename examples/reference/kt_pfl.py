@@ -33,7 +33,7 @@ CONFIG = given.SETTINGS | {
 
 
 def run() -> Iterator[tuple[list[tuple[float, float]], np.ndarray]]:
-    """Yield the clients' test results and c after each round."""
+    """Yield the clients' test accuracies and losses, and c, after each round."""
     clients = given.clients(CONFIG)
     sizes = np.array([len(client.labels) for client in clients])
     c = np.full((len(clients), len(clients)), 1 / len(clients))

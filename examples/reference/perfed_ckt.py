@@ -29,7 +29,7 @@ CONFIG = given.SETTINGS | {
 
 
 def run() -> Iterator[tuple[list[tuple[float, float]], np.ndarray]]:
-    """Yield all clients' test results and the centroids, (c, P, K), after each round."""
+    """Yield all clients' test accuracies and losses, and centroids (c, P, K), each round."""
     clients = given.clients(CONFIG)
     sizes = np.array([len(client.labels) for client in clients])
     public = given.public_images(CONFIG, 0)  # fixed for the run

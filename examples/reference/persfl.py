@@ -28,9 +28,10 @@ CONFIG = given.SETTINGS | {
 
 
 def run() -> Iterator[tuple[list[tuple[float, float]], np.ndarray]]:
-    """Yield test results and what clients chose: their teachers' rounds, lambda and T, (N, 3).
+    """Yield test accuracies and losses, and what clients chose after each round.
 
-    Before the last round, results are the global model's, and nothing is chosen yet.
+    That is (N, 3): their teachers' rounds, lambda and T. Before the last round, results are the
+    global model's, and nothing is chosen yet.
     """
     clients = given.clients(CONFIG)
     optimal: list[tuple[float, int, nn.Module]] = [(np.inf, 0, client.model) for client in clients]
