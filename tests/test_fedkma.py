@@ -8,7 +8,6 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL
 from helpers import (
     Witness,
     breaking,
@@ -36,11 +35,9 @@ from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.cohort import cohort_key, train_together
 from fedkd_flwr.training.loop import (
     DivergedError,
-    backpropagate,
     predict_logits,
     refresh_statistics,
 )
-from fedkd_flwr.training.regularizers import parameters_of
 from strategies.core.counts import metrics_of
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError
@@ -52,8 +49,8 @@ from strategies.fedkma import (
     FedKMASettings,
     irrelevancy,
     sharing_row,
+    with_absent,
 )
-from strategies.parameters import mix_models
 
 OPERATIONS = "none,skip_connect,max_pool_3x3,sep_conv_3x3"
 FIXED = {
@@ -86,14 +83,6 @@ def smallest(small):
 @pytest.fixture
 def tiny(small):
     return smallest(small)
-
-
-@pytest.fixture(scope="module")
-def watched_run(tmp_path_factory):
-    """The messages of a run of two rounds, and the run."""
-    witness = Witness()
-    finished, _ = run_with(witness, smallest(SMALL), tmp_path_factory.mktemp("watched") / "run")
-    return witness, finished
 
 
 def first_client(flat, partition_id=0):
@@ -145,6 +134,41 @@ def test_h_and_m_equal_loops_with_absent_classes(seed, weight):
     assert row.sum() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("absent", ["uniform", "excluded", "farthest"])
+def test_absent_classes_count_as_the_setting_says(absent):
+    """Pair by pair: giver 2 has one of the receiver's two classes, giver 3 none of them."""
+    logits = np.random.default_rng(0).normal(scale=3, size=(4, 3, 3))
+    flags = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1], [0, 0, 1]])
+    h, labels = irrelevancy(logits, flags, 0.5), np.array([0.3, 0.7, 0.0])
+    distances = []
+    for j in range(4):
+        total, counted = 0.0, 0.0
+        for k in (0, 1):
+            if flags[j, k] or absent == "uniform":
+                total, counted = total + labels[k] * h[0, j, k], counted + labels[k]
+            elif absent == "farthest":
+                total, counted = total + labels[k] * h[:, :, k].max(), counted + labels[k]
+        distances.append(total / counted if counted else np.inf)
+    expected = np.exp(-np.array(distances))
+    row = sharing_row(with_absent(h, flags, absent)[0], labels)
+    np.testing.assert_allclose(row, expected / expected.sum(), rtol=1e-9)
+
+
+def test_lambda_one_is_the_sharpest_unless_absent_classes_count_as_uniform():
+    """Fig. 8, two groups without common classes: their contrast is at most K if uniform."""
+    flags = np.repeat([[1, 1, 0, 0], [0, 0, 1, 1]], 2, axis=0)
+    logits = 8 * np.eye(4) + 0.3 * np.random.default_rng(0).normal(size=(4, 4, 4))
+    labels, contrasts = np.array([0.5, 0.5, 0.0, 0.0]), {}
+    for absent in ("uniform", "excluded", "farthest"):
+        h = [with_absent(irrelevancy(logits, flags, w), flags, absent) for w in (0.1, 0.5, 1.0)]
+        rows = [sharing_row(of_weight[0], labels) for of_weight in h]
+        contrasts[absent] = [row[1] / max(row[2], 1e-9) for row in rows]
+    assert contrasts["uniform"] == sorted(contrasts["uniform"], reverse=True)
+    assert max(contrasts["uniform"]) < 4
+    assert contrasts["farthest"] == sorted(contrasts["farthest"])
+    assert contrasts["farthest"][-1] > 50 and min(contrasts["excluded"]) > 1e6
+
+
 def test_a_case_by_hand():
     """Two clients of two classes; client 0 holds class 0 alone and is sure of it at 3:1."""
     logits = np.zeros((2, 2, 2))
@@ -190,25 +214,6 @@ def test_rows_survive_distances_of_any_size(as_printed):
     assert row.sum() == pytest.approx(1)
 
 
-def test_mixing_equals_loops():
-    rng = np.random.default_rng(1)
-    models = [
-        {
-            "weights": rng.normal(size=12).astype(np.float32),
-            "alphas": rng.normal(size=4).astype(np.float32),
-        }
-        for _ in range(3)
-    ]
-    sharing = rng.dirichlet(np.ones(3), size=2)
-    mixed = mix_models(sharing, models)
-    assert mixed.keys() == models[0].keys()
-    for kind, rows in mixed.items():
-        assert rows.dtype == np.float32
-        for row, values in zip(sharing, rows, strict=True):
-            expected = sum(m * given[kind] for m, given in zip(row, models, strict=True))
-            np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_class_means_equal_loops_and_count_absent_classes():
     torch.manual_seed(0)
     logits, labels = torch.randn(9, 4), torch.tensor([0, 0, 1, 3, 3, 3, 1, 0, 0])
@@ -220,33 +225,6 @@ def test_class_means_equal_loops_and_count_absent_classes():
 
 
 # ---- The search on a client ----------------------------------------------------------------
-
-
-def test_alpha_and_omega_take_turns_and_each_step_moves_its_own_parameters_alone(tiny):
-    client = first_client({**tiny, "momentum": 0.9, "weight-decay": 0.1, "local-epochs": 1})
-    alphas, omegas = split_parameters(client.model)
-    assert len(alphas) == 2
-    assert len(alphas) + len(omegas) == len(list(client.model.parameters()))
-    before, moved = parameters_of(client.model), []
-
-    def watched(model, loss, batch, parameters):
-        """Note which parameters the step before this one has moved."""
-        pairs = zip(model.named_parameters(), before, strict=True)
-        moved.append({name for (name, new), old in pairs if not torch.equal(new, old)})
-        before[:] = parameters_of(model)
-        return backpropagate(model, loss, batch, parameters)
-
-    job = first_job(client.search, 1)
-    replace(job, gradients=watched).run()
-    names = {name for name, _ in client.model.named_parameters()}
-    of_alpha = {"alpha_normal", "alpha_reduce"}
-    assert moved[0] == set()
-    assert all(step == of_alpha for step in moved[1::2])
-    # Momentum and weight decay would also move what has no gradient of this step.
-    assert all(step == names - of_alpha for step in moved[2::2])
-    assert len(moved) == 2 * -(
-        -len(client.search_samples()[0]) // client.session.run.training.batch_size
-    )
 
 
 def test_the_alpha_half_never_enters_an_omega_step(tiny):
@@ -379,36 +357,6 @@ def test_a_search_whose_last_step_overflows_has_diverged(tiny):
 # ---- Whole rounds --------------------------------------------------------------------------
 
 
-def test_the_next_round_receives_exactly_the_mixed_models(tiny, watched_run):
-    witness, finished = watched_run
-    names = {"weights", "buffers", "alphas"}
-    assert initial_model(read_config(tiny)).keys() == names
-    for name in names:
-        for n in range(3):
-            np.testing.assert_array_equal(
-                witness.down[1, "train", n][name], witness.down[1, "train", 0][name]
-            )
-    for n in range(3):
-        row = finished.matrices["sharing"][0][n]
-        # M is what the client itself made of its row of H.
-        np.testing.assert_allclose(row, witness.up[1, SHARE_KNOWLEDGE, n]["sharing"], rtol=1e-5)
-        for name in names:
-            trained = [witness.up[1, "train", j][name] for j in range(3)]
-            expected = sum(m * t for m, t in zip(row, trained, strict=True))
-            received = witness.down[2, "train", n][name]
-            np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-6)
-            # It is evaluated on the same arrays.
-            np.testing.assert_array_equal(witness.down[1, "evaluate", n][name], received)
-        trained = witness.up[1, "train", n]["alphas"]
-        assert (trained != witness.down[1, "train", n]["alphas"]).all()
-        assert (witness.down[2, "train", n]["alphas"] != trained).all()
-        np.testing.assert_array_equal(
-            finished.matrices["alphas"][0][n], witness.down[2, "train", n]["alphas"]
-        )
-    first, second = (witness.down[2, "train", n]["alphas"] for n in (0, 1))
-    assert not np.array_equal(first, second)
-
-
 def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path):
     """Neither counts nor shares of the classes are among them, by name, shape or value."""
     # Shares that differ: equal ones could be read off the flags, which the method sends.
@@ -436,28 +384,6 @@ def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path
     known = {"train-loss", "num-examples", "test-size", "validation-size", "gradient-steps"}
     known |= {metric.name for metric in metrics_of(["own", "trained"])}
     assert {name for metrics in witness.metrics.values() for name in metrics} <= known
-
-
-def test_clients_flag_the_classes_they_hold(tiny, watched_run):
-    witness, _ = watched_run
-    for n in range(3):
-        client = first_client(tiny, n)
-        held = client.data.class_counts > 0
-        assert 0 < held.sum() < 10
-        assert witness.up[1, "train", n][CLASS_FLAGS].tolist() == held.float().tolist()
-        # Mean logits are those of the trained model, not of the received one.
-        client.receive_model(
-            {
-                name: array
-                for name, array in witness.up[1, "train", n].items()
-                if name not in (CLASS_LOGITS, CLASS_FLAGS)
-            }
-        )
-        with torch.inference_mode():
-            logits = client.model.eval()(client.data.train_images)
-        means, _ = class_means(logits, client.data.train_labels, client.data.classes)
-        sent = witness.up[1, "train", n][CLASS_LOGITS]
-        np.testing.assert_allclose(sent[held], means[held], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 """Models: shapes, published parameter counts, gradients, errors; and who gets which."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import fedkd_flwr
 from fedkd_flwr.models.assignment import ASSIGNMENTS, assign_models
 from fedkd_flwr.models.build import build_model, num_parameters
 from fedkd_flwr.models.darts.genotype import SearchSpace
@@ -18,6 +20,7 @@ GRAY = (1, 28, 28)
 COLOR = (3, 32, 32)
 SMALL_SUPERNET = SearchSpace(SupernetSettings(channels=4, cells=3, nodes=2))
 """test_darts.py has the paper's size."""
+FASHION = Path(__file__).parents[2] / "shared/data/zalando-datasets/fashion_mnist"
 
 
 def built(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -252,3 +255,22 @@ def test_layers_hold_all_numbers_of_a_model_and_a_model_without_linear_layer_has
     assert [type(layer) for layer in layers_of(model)] == [nn.Conv2d, nn.BatchNorm2d]
     with pytest.raises(ValueError, match="no linear layer"):
         head_of(model)
+
+
+def accuracy_of_alexnet(steps: int, folder: Path, **data: str | int) -> float:
+    """Return the accuracy after some steps on a client's data, with default settings."""
+    one = {"strategy": "local", "models": "alexnet", "partition": "iid", "num-clients": 1}
+    settings = {**one, "num-server-rounds": 1, "local-iterations": steps, "public-dataset": "none"}
+    run = fedkd_flwr.run({**settings, **data, "device": "cpu"}, output_dir=folder / "run")
+    return run.summary["last_round"]["accuracy_mean"]
+
+
+def test_alexnet_trains_with_default_settings(tmp_path: Path) -> None:
+    assert accuracy_of_alexnet(60, tmp_path) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FASHION.exists(), reason="needs Fashion-MNIST beside the project")
+def test_alexnet_trains_on_fashion_mnist(tmp_path: Path) -> None:
+    data = {"dataset": "fashion-mnist", "data-root": str(FASHION.parents[1]), "max-samples": 8000}
+    assert accuracy_of_alexnet(200, tmp_path, **data) > 0.6

@@ -64,7 +64,10 @@ def test_no_old_key_is_a_key_of_this_version():
 def test_every_key_of_the_old_run_is_known_or_in_the_table(old):
     unknown = old["config"].keys() - {*known_names()}
     assert unknown == OLD_KEYS.keys()
-    assert read_config(current_config(old["config"])).run.strategy == "kt-pfl"
+    old["config"]["kt-pfl.public-batch-size"] = 17
+    current = read_config(current_config(old["config"]))
+    assert current.run.strategy == "kt-pfl"
+    assert current.flat()["kt-pfl.coefficient-batch-size"] == 17
 
 
 @pytest.mark.parametrize("option", [{}, {"num_server_rounds": 5}])
