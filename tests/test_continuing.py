@@ -18,7 +18,6 @@ from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import (
     RunDirectory,
     RunDirectoryError,
-    directory,
     load_run,
     provenance,
     read_checkpoint,
@@ -310,29 +309,6 @@ def test_a_run_that_cannot_be_described_leaves_nothing(local, tmp_path, monkeypa
     assert not (tmp_path / "deep").exists()
 
 
-class Killed(BaseException):
-    """Ends a run as a kill does, which leaves everything as it is."""
-
-
-@pytest.mark.parametrize("last", ["config.json", "split.json"])
-def test_a_run_that_is_killed_while_it_is_described_can_go_on(last, local, tmp_path, monkeypatch):
-    def killed_after(write):
-        def cut(file, *content, **durable):
-            write(file, *content, **durable)
-            if file.name == last:
-                raise Killed
-
-        return cut
-
-    with monkeypatch.context() as patch:
-        for name in ("write_text", "write_json"):
-            patch.setattr(directory, name, killed_after(getattr(directory, name)))
-        with pytest.raises(Killed):
-            fedkd_flwr.run(local, output_dir=tmp_path / "run")
-    assert (tmp_path / "run" / last).exists()
-    assert fedkd_flwr.resume(tmp_path / "run").finished
-
-
 def test_a_disk_full_in_the_first_round_says_how_to_go_on(small, tmp_path, monkeypatch):
     """With noise the run stays, so it cannot be started again."""
     noise = {
@@ -372,14 +348,6 @@ def test_a_run_that_has_released_predictions_stays_to_be_counted(small, tmp_path
         fedkd_flwr.run(small, output_dir=tmp_path / "run")
 
 
-def test_a_folder_that_held_other_files_keeps_them(local, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(RuntimeError, match="Round 1 has 0 valid replies"):
-        fedkd_flwr.run({**local, "learning-rate": 1e30}, output_dir=tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
-
-
 def test_a_failed_run_removes_no_file_that_was_there_before(local, tmp_path):
     """They have names that runs use too, as in the folder of a W&B project."""
     names = ["data.csv", "models/global-000007.safetensors"]
@@ -410,12 +378,6 @@ def test_a_run_that_completed_a_round_stays_to_be_continued(local, tmp_path):
         serve(InProcessGrid(leaves_after_round_one, 4, configuration.flat()), configuration)
     assert read_checkpoint(tmp_path / "run").completed_rounds == 1
     assert fedkd_flwr.resume(tmp_path / "run").finished
-
-
-def test_another_method_with_settings_of_its_own_is_refused(small, tmp_path):
-    fedkd_flwr.run({**small, "strategy": "local", "models": "mlp"}, output_dir=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"with another .*strategy; only"):
-        fedkd_flwr.resume(tmp_path / "run", strategy="examples.own_method:nearest")
 
 
 class OutOfOrderError(RuntimeError):

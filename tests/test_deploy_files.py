@@ -75,21 +75,6 @@ def test_the_superlink_listens_on_this_machine_alone():
     assert "0.0.0.0" not in text
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
-def test_systemd_accepts_the_services(tmp_path):
-    programs = Path(sys.executable).parent
-    for service in SERVICES:
-        text = service.read_text().replace("/opt/fedkd/.venv/bin", str(programs))
-        name = service.name.replace("@", "@hospital-a")
-        (tmp_path / name).write_text(text.replace("@%i", "@hospital-a"))
-    units = [str(unit) for unit in tmp_path.iterdir()]
-    verified = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True
-    )
-    mentioned = [line for line in verified.stderr.splitlines() if "fedkd" in line]
-    assert (verified.returncode, mentioned) == (0, [])
-
-
 def test_flower_is_started_without_telemetry_unless_the_user_asks_for_it(monkeypatch):
     monkeypatch.delenv("FLWR_TELEMETRY_ENABLED", raising=False)
     assert quiet_environment()["FLWR_TELEMETRY_ENABLED"] == "0"

@@ -16,7 +16,6 @@ from environments import new_environment, output_of
 from markdown.extensions import toc
 
 import fedkd_flwr
-from fedkd_flwr.config import flatten, read_config
 from fedkd_flwr.methods import METHODS, REGISTERED
 
 ROOT = Path(__file__).parent.parent
@@ -92,13 +91,6 @@ def test_the_method_of_the_tutorial_trains(small, tmp_path, monkeypatch):
     assert list(run.rounds["failures"]) == [0] * len(run.rounds)
     assert run.rounds["bytes_up"].min() > 0
     assert (run.matrices["coefficients"][-1].sum(axis=1) > 0).all()
-
-
-def test_the_settings_of_the_hospitals_need_no_folder():
-    block = first_block((ROOT / "docs/how-to/deploy-install.md").read_text(), "toml")
-    settings = flatten(tomllib.loads(block))
-    data = read_config(settings).run.data
-    assert (data.image_shape, data.num_classes) == ((1, 32, 32), 5)
 
 
 def test_every_package_is_in_the_table_of_the_architecture():

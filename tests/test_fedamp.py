@@ -20,9 +20,6 @@ def small(small):
     return {**small, **CHANGES, "strategy": "fedamp"}
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_mixtures_are_a_step_down_the_sum_of_attractions():
     """``u_i = w_i - a/2 * ∂/∂w_i Σ_{j != i} A(||w_i - w_j||²)``, by autograd on two parameters."""
     models = np.array([[0.0, 1.0], [0.5, 0.5], [2.0, -1.0]])
@@ -60,9 +57,6 @@ def test_clients_are_regularized_towards_their_mixtures(small, tmp_path):
         mixing = np.array([[1 - weight, weight], [weight, 1 - weight]])
         np.testing.assert_allclose(finished.matrices["attention"][t - 1], mixing, atol=1e-5)
         sent = (mixing @ ends).astype(np.float32)
-
-
-# ---- Limits --------------------------------------------------------------------------
 
 
 def test_equal_attention_equals_fedavg(small, tmp_path):
@@ -105,9 +99,6 @@ def test_what_is_clipped_is_the_way_from_the_mixture():
     bounded = strategy.bounded(replies)
     assert all(bounded[n] is replies[n] for n in range(3))
     np.testing.assert_allclose(bounded[3].arrays["weights"], [start[0], 4], rtol=1e-6)
-
-
-# ---- State and settings --------------------------------------------------------------
 
 
 def test_a_client_that_was_absent_is_mixed_with_its_last_model(small, tmp_path):

@@ -40,9 +40,6 @@ def gains_by_hand(start, candidates, flat, n):
     return np.array(gains)
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_clients_move_towards_models_with_lower_validation_loss(small, tmp_path):
     small |= {"num-server-rounds": 3, "partition": "two-groups"}
     run, finished = witnessed(small, tmp_path / "run")
@@ -117,9 +114,6 @@ def test_a_client_without_a_finite_loss_continues_from_the_received_models(small
     np.testing.assert_allclose(returned, expected, atol=3e-6)
 
 
-# ---- Whom the server sends -----------------------------------------------------------
-
-
 def test_the_server_sends_the_best_and_in_some_places_random_ones():
     affinities = np.array([0.0, 3.0, 1.0, 2.0, 0.5])
     generator = random_generator(0, "test")
@@ -158,9 +152,6 @@ def test_gains_that_are_no_numbers_drop_the_reply(small, tmp_path):
     assert "gains-of-others" in failures.loc[1][1]
     assert failures.loc[2][[0, 2]].isna().all()
     assert not finished.matrices["affinities"][:, 1].any()
-
-
-# ---- Limits, state and settings ------------------------------------------------------
 
 
 def test_a_single_client_is_local_from_the_initial_model(small, tmp_path):

@@ -21,9 +21,6 @@ def small(small):
     return {**small, "strategy": "fedkd", "momentum": 0.0}
 
 
-# ---- Factors -------------------------------------------------------------------------
-
-
 def test_the_rank_is_the_least_that_keeps_the_energy():
     values = np.array([3.0, 2.0, 1.0])
     energies = {9 / 14: 1, 0.65: 2, 13 / 14: 2, 0.95: 3, 1.0: 3}
@@ -63,9 +60,6 @@ def test_a_single_number_is_a_matrix_of_its_own():
     model = nn.Linear(3, 2)
     model.scale = nn.Parameter(torch.tensor(1.0))
     assert sorted(matrix_shapes(model).tolist()) == [[1, 1], [2, 1], [2, 3]]
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_the_loss_of_both_models_by_autograd_on_plain_formulas():
@@ -116,9 +110,6 @@ def test_factors_save_most_of_the_numbers_and_bytes(small, tmp_path):
     assert (run.rounds["numbers_up"] < 4 * size / 4).all()
     assert (run.rounds["bytes_up"] < 4 * 4 * size / 4).all()
     assert (run.rounds["numbers_down_broadcast"] == size).all()
-
-
-# ---- Refusals ------------------------------------------------------------------------
 
 
 class SmallModels:

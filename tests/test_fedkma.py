@@ -52,7 +52,6 @@ from strategies.fedkma import (
     irrelevancy,
     sharing_row,
 )
-from strategies.parameters import mix_models
 
 OPERATIONS = "none,skip_connect,max_pool_3x3,sep_conv_3x3"
 FIXED = {
@@ -187,25 +186,6 @@ def test_rows_survive_distances_of_any_size(as_printed):
     row = sharing_row(np.array([[0.0, 1.0], [1e6, 1e6], [5e3, 0.0]]), np.ones(2) / 2, as_printed)
     assert np.isfinite(row).all()
     assert row.sum() == pytest.approx(1)
-
-
-def test_mixing_equals_loops():
-    rng = np.random.default_rng(1)
-    models = [
-        {
-            "weights": rng.normal(size=12).astype(np.float32),
-            "alphas": rng.normal(size=4).astype(np.float32),
-        }
-        for _ in range(3)
-    ]
-    sharing = rng.dirichlet(np.ones(3), size=2)
-    mixed = mix_models(sharing, models)
-    assert mixed.keys() == models[0].keys()
-    for kind, rows in mixed.items():
-        assert rows.dtype == np.float32
-        for row, values in zip(sharing, rows, strict=True):
-            expected = sum(m * given[kind] for m, given in zip(row, models, strict=True))
-            np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_class_means_equal_loops_and_count_absent_classes():
@@ -566,26 +546,6 @@ def test_flags_other_than_0_and_1_are_refused(flag):
 # ---- State, settings, results --------------------------------------------------------------
 
 
-def test_state_brings_back_matrix_and_mixed_models():
-    rng = np.random.default_rng(0)
-    plan = RunPlan(num_clients=3, num_classes=3)
-    strategy, restored = (FedKMA(plan, FedKMASettings()) for _ in range(2))
-    strategy.state = strategy.begin({"weights": np.zeros(4, dtype=np.float32)})
-    strategy.state = replace(
-        strategy.state,
-        sharing=rng.dirichlet(np.ones(3), size=3),
-        mixed={"weights": rng.normal(size=(3, 4)).astype(np.float32)},
-    )
-    restored.restore(2, strategy.saved_arrays(), {})
-    assert restored.completed_rounds == 2
-    np.testing.assert_array_equal(restored.results().matrices["sharing"], strategy.state.sharing)
-    for n in range(3):
-        before, after = strategy.train_payload(3, n), restored.train_payload(3, n)
-        assert before.keys() == after.keys()
-        for name in before:
-            np.testing.assert_array_equal(before[name], after[name])
-
-
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -593,10 +553,6 @@ def test_state_brings_back_matrix_and_mixed_models():
         ({"supernet-operations": "none"}, "at least one operation besides 'none'"),
         ({"supernet-cells": 2}, "a supernet's cells must be at least 3, got 2"),
         ({"genotype": "big"}, "a genotype is JSON of the form"),
-        ({"fedkma.similarity-weight": 1.5}, "fedkma.similarity-weight = 1.5.*less than or equal"),
-        ({"fedkma.similarity-weight": -0.1}, "fedkma.similarity-weight = -0.1.*greater than"),
-        ({"fedkma.alpha-learning-rate": 0}, "fedkma.alpha-learning-rate = 0.*greater than 0"),
-        ({"models": "darts,lenet"}, "needs one architecture"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tiny, values, sentence):

@@ -41,9 +41,6 @@ def tiny(small):
     }
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_a_step_on_alpha_sees_both_losses_and_the_step_on_w_the_training_loss(tiny):
     """One batch of all samples of each part: two steps, by autograd on the plain formulas."""
     tiny |= {
@@ -104,22 +101,6 @@ def test_the_server_averages_weights_and_architecture_by_samples(tiny, tmp_path)
     assert common == same
 
 
-def test_searches_side_by_side_are_those_of_each_client(tiny, tmp_path):
-    tiny |= {"fednas.alpha-optimizer": "sgd", "fednas.alpha-learning-rate": 0.05}
-    tiny |= {"num-server-rounds": 1}
-    alone, together = (
-        fedkd_flwr.run({**tiny, "cohort": cohort}, output_dir=tmp_path / cohort)
-        for cohort in ("off", "on")
-    )
-    np.testing.assert_allclose(
-        together.clients["train_loss"], alone.clients["train_loss"], rtol=1e-3
-    )
-    np.testing.assert_allclose(together.matrices["alphas"], alone.matrices["alphas"], atol=1e-4)
-
-
-# ---- Limits --------------------------------------------------------------------------
-
-
 def test_without_the_training_loss_alone_it_is_first_order_darts(tiny, tmp_path):
     """One client: its search is that of FedKMA, and the mean is its own supernet."""
     tiny |= {"num-clients": 1, "partition": "iid", "max-samples": 80}
@@ -153,9 +134,6 @@ def test_with_a_fixed_network_it_trains_as_fedavg_does(tiny, tmp_path):
     ]
     assert list(runs[0].clients["train_loss"]) == list(runs[1].clients["train_loss"])
     assert not runs[0].matrices
-
-
-# ---- Settings ------------------------------------------------------------------------
 
 
 def test_settings_of_the_former_fednas_are_reported(tiny):

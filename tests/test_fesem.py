@@ -51,15 +51,6 @@ def test_clients_train_from_their_center_and_centers_become_the_means_of_their_c
             assert nearest == list(run.matrices["clusters"][server_round])
 
 
-def test_one_center_is_fedavg_bit_for_bit(small, tmp_path):
-    one, _ = witnessed(small, tmp_path / "one", **{"fesem.clusters": 1})
-    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
-    for key, arrays in fedavg.down.items():
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(one.down[key][name], array)
-    assert (2, "evaluate", 1) in fedavg.down
-
-
 def test_clients_without_a_center_receive_the_global_mean(small, tmp_path):
     small |= {"num-clients": 3, "fraction-train": 0.67, "num-server-rounds": 1}
     witness, run = witnessed(small, tmp_path / "run")

@@ -96,9 +96,6 @@ def test_clients_that_were_never_contacted_count_in_the_mean(base, tmp_path):
     assert compare(run).table["gradient_steps"].tolist() == [run.summary["gradient_steps"] / 5]
 
 
-# ---- Fine-tuning before an evaluation ------------------------------------------------
-
-
 def fine_tuning_by_round(run):
     table = run.clients.pivot(index="partition_id", columns="round", values="fine_tuning_steps")
     return table.astype(int)

@@ -34,9 +34,6 @@ def step_by_autograd(coefficients, models, shares, rate=0.05, rho=0.6):
     return project_onto_simplex(coefficients - rate * c.grad.numpy(), np.ones(len(coefficients)))
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_the_gradient_in_closed_form_is_autograds_up_to_a_constant_a_row():
     generator = np.random.default_rng(0)
     models = generator.normal(size=(4, 2)).astype(np.float32) + np.float32(3)

@@ -115,9 +115,8 @@ def test_no_file_is_too_long_to_be_about_one_idea():
     assert {name: length for name, length in lengths.items() if length > 600} == {}
 
 
-# `sys._getframe` and `NamedTuple._fields` are documented.
+# `NamedTuple._fields` is documented.
 PRIVATE_NAMES_IN = {
-    "fedkd_flwr.clients.steps": {"_getframe"},
     "fedkd_flwr.data.storage": {"_fingerprint"},
     "fedkd_flwr.models.torch_internals": None,
     "fedkd_flwr.tuning.study": {"_trial_id"},

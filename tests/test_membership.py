@@ -17,10 +17,9 @@ from fedkd_flwr.grids import FastPollingGrid, SimulationGrid
 from fedkd_flwr.memory import round_of
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import Membership
-from strategies.core.plan import RunPlan, Settings
+from strategies.core.plan import RunPlan
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.silo_names import valid_name
-from strategies.fedavg import FedAvg
 
 
 class FakeGrid:
@@ -124,14 +123,6 @@ def test_without_binding_a_node_with_a_new_key_may_return():
     assert not members.owners.state()
     members.meet(FakeGrid(**RESTARTING, n99=(1, "new")), 2)
     assert nodes_of(members)[1] == 99
-
-
-def test_what_is_stored_is_a_digest_of_the_key():
-    members = membership()
-    members.meet(FakeGrid(**ALL), 1)
-    (stored,) = members.owners.state().values()
-    assert stored.shape == (3, 32)
-    assert bytes(stored[1]) == hashlib.sha256(b"b").digest()
 
 
 def test_a_node_without_a_key_is_bound_to_nothing():
@@ -330,17 +321,6 @@ def test_absent_silos_are_said_by_name(caplog):
     caplog.clear()
     members.meet(FakeGrid(**RESTARTING), 3)
     assert not caplog.text
-
-
-def test_the_binding_is_part_of_the_state_of_a_strategy():
-    plan = RunPlan(num_clients=3, num_classes=10, connect_timeout=0.01)
-    strategy = FedAvg(plan, Settings())
-    strategy.state = strategy.begin({})
-    strategy.members.meet(FakeGrid(**ALL), 1)
-    other = FedAvg(plan, Settings())
-    other.restore(1, strategy.saved_arrays(), {})
-    assert isinstance(other.members, Membership)
-    assert other.members.owners.state().keys() == {"members/keys"}
 
 
 def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(

@@ -28,7 +28,7 @@ from fedkd_flwr.memory import (
     own_context,
 )
 from fedkd_flwr.memory.round_files import read_memory, require_readable
-from fedkd_flwr.runs import DamagedRunError, RunDirectory, RunDirectoryError
+from fedkd_flwr.runs import RunDirectory, RunDirectoryError
 from fedkd_flwr.server_app import serve
 from fedkd_flwr.training.optimizers import build_optimizer
 from strategies.core.replies import TooFewRepliesError
@@ -92,12 +92,6 @@ def test_two_messages_to_a_client_build_on_each_other():
 
 
 # ---- In Flower's context -------------------------------------------------------------
-
-
-def test_a_context_gives_back_what_was_stored(kept):
-    context = Context(1, 1, {}, RecordDict(), {})
-    own_context(context).keep(kept)
-    assert_same(own_context(context).memory, kept)
 
 
 def test_a_context_loses_what_was_forgotten_and_keeps_what_did_not_change(kept):
@@ -254,18 +248,6 @@ def test_clients_of_a_process_share_a_file_for_each_round_in_which_they_trained(
     for client, last in trained.items():
         memory = MemoryFolder(folder.path.parents[1] / str(client) / run.run_id).read(7)
         assert memory.server_round == last and memory.load("model")
-
-
-def test_a_run_does_not_continue_with_a_damaged_memory_of_an_earlier_round(one_of_four, tmp_path):
-    run = fedkd_flwr.run(one_of_four, output_dir=tmp_path / "run")
-    older, *_, newest = sorted(
-        (run.path / "checkpoint" / "clients").rglob("round-*"), key=lambda file: file.name
-    )
-    assert newest.name == "round-000006.safetensors"
-    older.write_bytes(b"")
-    with pytest.raises(DamagedRunError) as refused:
-        fedkd_flwr.resume(run.path, num_server_rounds=7)
-    assert str(refused.value).startswith(f"{older} is damaged (")
 
 
 def test_a_run_moves_from_one_engine_to_another_and_back(small, tmp_path):

@@ -56,9 +56,6 @@ def as_leaves(network):
     }
 
 
-# ---- The mathematics -----------------------------------------------------------------
-
-
 def test_the_vector_jacobian_product_is_that_of_autograd():
     network, vectors = random_network(), np.random.default_rng(1).normal(size=(2, 7))
     vectors = vectors.astype(np.float32)
@@ -86,9 +83,6 @@ def test_gradient_clipping_uses_the_norm_over_all_parts():
     cut_to_norm(gradient, 1.0)
     np.testing.assert_allclose(gradient[0], [0.6], rtol=1e-6)
     np.testing.assert_allclose(gradient[1], [[0, 0.8]], rtol=1e-6)
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_the_first_step_mixes_what_clients_learned_by_their_features(small, tmp_path):
@@ -179,9 +173,6 @@ def test_a_client_that_sends_huge_weights_moves_the_hypernetwork_by_a_bounded_st
     features = 8 * 4  # no feature is beyond 4 with eight units
     assert np.isfinite(moved).all()
     assert np.linalg.norm(moved) <= 0.01 * 2 * 50 * (1 + features)
-
-
-# ---- Settings ------------------------------------------------------------------------
 
 
 def test_embeddings_are_as_long_as_the_paper_says_unless_set():

@@ -325,15 +325,6 @@ def test_a_genotype_is_drawn_with_its_operations_and_nodes(tmp_path):
         assert (tmp_path / f"genotype.{suffix}").read_bytes().startswith(start)
 
 
-def test_twenty_methods_have_different_styles(runs):
-    one = compare([runs["local", 0]])
-    groups = {f"method {i}": [runs["local", 0]] for i in range(20)}
-    many = replace(one, groups=groups)
-    axes = main_axes(plots.plot_accuracy_over_rounds(many))
-    styles = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
-    assert len(styles) == 20
-
-
 def styles_of(groups, comparison):
     """Return the color and line of each label in a comparison of groups of runs."""
     one = replace(comparison, groups=groups)

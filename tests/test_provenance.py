@@ -102,9 +102,6 @@ def test_processes_that_continued_a_run_count_unless_their_rounds_were_repeated(
     assert notes_on_provenance([legs]) == ["Runs that code other than its recorded commit made: 1."]
 
 
-# ---- Versions of a node's packages ---------------------------------------------------
-
-
 OURS = {"flwr": "1.41.0", "fedkd-flwr": "0.1.0", "torch": "2.15.0"}
 
 

@@ -100,9 +100,6 @@ def test_a_run_without_a_last_evaluation_is_not_reported_as_lacking_validation_d
         validation_accuracy(runs[1])
 
 
-# ---- Every method over each other one, in the terminal and in the report -------------
-
-
 GAINS = {"local": 0.0, "kt-pfl": 0.1, "fedavg": 0.001}
 JITTER = {"local": 0, "kt-pfl": 1, "fedavg": 2}
 

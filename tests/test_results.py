@@ -37,9 +37,6 @@ def small_table(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "read_table", pages.read_table.__wrapped__)
 
 
-# ---- Pages ---------------------------------------------------------------------------------
-
-
 def test_all_pages_agree_with_the_tables():
     assert [page.name for page in pages.outdated()] == []
 
@@ -105,9 +102,6 @@ def test_a_pivot_has_a_column_for_each_value(small_table):
         pages.table_of("a pivot=split columns=split,gain")
 
 
-# ---- Tables and figures --------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(tables.MADE))
 def test_committed_tables_are_those_of_the_runs(name, tmp_path):
@@ -167,9 +161,6 @@ def test_every_set_has_a_command_and_every_figure_is_committed():
     assert all((pages.ROOT / sweep).exists() for sweep in commands["sweep"])
     committed = (tables.RESULTS / "figures").glob("*.png")
     assert {path.stem for path in committed} == set(figures.MADE)
-
-
-# ---- Publishing ----------------------------------------------------------------------------
 
 
 def test_published_runs_compare_like_the_original_runs(small, tmp_path):

@@ -27,8 +27,6 @@ from fedkd_flwr.analysis.significance import (
     smallest_effect,
 )
 
-# ---- By hand --------------------------------------------------------------------------
-
 
 def test_holm_multiplies_by_what_is_left_and_never_falls():
     # 0.01 · 3, 0.02 · 2, and 0.03 · 1, which is raised to what is before it.

@@ -128,12 +128,6 @@ def test_the_weighted_median_entry_by_entry():
     np.testing.assert_allclose(weighted_median(weights, predictions), expected)
 
 
-def test_equal_weights_give_the_plain_median():
-    predictions = simplex_rows(4, 4, 3, 5)
-    mixed = weighted_median(np.full((1, 4), 0.25), predictions)[0]
-    np.testing.assert_allclose(mixed, np.median(predictions, axis=0))
-
-
 def test_a_byzantine_minority_moves_the_mean_but_not_the_median():
     honest = np.tile(simplex_rows(5, 1, 6, 4), (3, 1, 1))
     lie = np.eye(4)[(honest[0].argmax(axis=1) + 1) % 4]
@@ -141,18 +135,6 @@ def test_a_byzantine_minority_moves_the_mean_but_not_the_median():
     weights = np.array([[0.2, 0.2, 0.2, 0.4]])
     np.testing.assert_allclose(weighted_median(weights, predictions)[0], honest[0])
     assert np.abs(weighted_mean(weights, predictions)[0] - honest[0]).max() > 0.2
-
-
-@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
-def test_the_median_is_another_run_that_learns_too(small, tmp_path, strategy):
-    settings = {**small, "strategy": strategy, "num-server-rounds": 4}
-    mean = fedkd_flwr.run(settings, output_dir=tmp_path / "mean")
-    median = fedkd_flwr.run(
-        {**settings, "soft-predictions.mixing": "median"}, output_dir=tmp_path / "median"
-    )
-    assert median.rounds["loss_mean"].iloc[-1] != mean.rounds["loss_mean"].iloc[-1]
-    assert median.rounds["loss_mean"].iloc[-1] < median.rounds["loss_mean"].iloc[0]
-    assert (median.rounds["failures"] == 0).all()
 
 
 # ---- Privacy ---------------------------------------------------------------------------

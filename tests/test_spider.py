@@ -53,20 +53,6 @@ def tied(start, center, images, labels, weight, rate, steps):
     return personal.numpy()
 
 
-# ---- Two models ----------------------------------------------------------------------
-
-
-def test_the_shared_model_is_that_of_fedavg_bit_for_bit(small, tmp_path):
-    spider, fedavg = Witness(), Witness()
-    run_with(spider, small, tmp_path / "spider")
-    run_with(fedavg, small, tmp_path / "fedavg", strategy="fedavg")
-    for server_round in (1, 2):
-        for n in (0, 1):
-            key = server_round, "train", n
-            np.testing.assert_array_equal(spider.down[key]["weights"], fedavg.down[key]["weights"])
-            np.testing.assert_array_equal(spider.up[key]["weights"], fedavg.up[key]["weights"])
-
-
 def test_the_personal_model_persists_and_is_regularized_towards_the_received_one(small, tmp_path):
     small |= {"local-epochs": 2, "spider.proximal-weight": 1.5}
     personal = {}
@@ -92,9 +78,6 @@ def test_a_client_is_evaluated_with_its_personal_model(small, tmp_path):
         expected = client.evaluate_model({"weights": personal_model(grid, n)}, 2).metrics["loss"]
         loss = run.clients.query("round == 2")["loss"].iloc[n]
         assert loss == pytest.approx(expected, abs=1e-6)
-
-
-# ---- Pruning -------------------------------------------------------------------------
 
 
 def test_the_operation_is_kept_whose_absence_costs_most():

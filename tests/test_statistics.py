@@ -44,9 +44,6 @@ def skewed(client):
     return {**vectors, "buffers": vectors["buffers"] + 5}
 
 
-# ---- Layers --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
@@ -69,9 +66,6 @@ def test_without_running_statistics_there_is_no_pass_over_the_data():
     model.register_forward_hook(lambda *_: passes.append(1))
     refresh_statistics(model, torch.randn(60, 2, 3, 3))
     assert not passes
-
-
-# ---- Other accuracies --------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["ditto", "pfedme"])

@@ -361,18 +361,6 @@ def test_every_run_exports_models_into_a_folder_of_its_own(save_models, sweep, t
     assert (tmp_path / "models").exists() is not save_models
 
 
-def test_the_runs_of_a_sweep_keep_no_checkpoint(sweep, tmp_path):
-    (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
-    assert not (run.path / "checkpoint").exists()
-
-
-def test_a_damaged_run_is_rerun(sweep, tmp_path, told):
-    (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
-    (run.path / "summary.json").write_text("{")
-    run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings={"strategy": "local"})
-    assert states(told) == [(1, "finished"), (2, "skipped")]
-
-
 def test_a_run_that_another_process_writes_is_not_touched(sweep, tmp_path, told):
     folder, settings = tmp_path / "runs", {"strategy": "local"}
     (run, *_) = run_sweep(sweep, folder, settings=settings)

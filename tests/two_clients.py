@@ -13,6 +13,9 @@ CHANGES = {
 }  # fmt: skip
 """Plain descent on all samples at once, three steps a round."""
 
+BODY = 785 * 100
+"""Numbers of the mlp's hidden layer, which come first in its vector."""
+
 
 class Normed(nn.Module):
     """A network with batch normalization and a head."""
@@ -69,3 +72,21 @@ def assert_same_models(one, other, tolerance=0.0):
     assert expected
     for key, weights in returned_weights(one).items():
         np.testing.assert_allclose(weights, expected[key], rtol=0, atol=tolerance)
+
+
+def assert_rounds(run, small, end_of, atol=2e-6):
+    """Require that clients end where ``end_of(sent, n)`` says, and that their mean is sent.
+
+    `end_of` is called once for each client in each round, in order.
+    """
+    shares, back = sizes_of(small) / sizes_of(small).sum(), returned_weights(run)
+    assert shares[0] != shares[1]
+    for t in sorted({t for t, _ in back}):
+        sent = run.down[t, "train", 0]["weights"]
+        np.testing.assert_array_equal(run.down[t, "train", 1]["weights"], sent)
+        ends = [end_of(sent, n) for n in (0, 1)]
+        for n in (0, 1):
+            np.testing.assert_allclose(back[t, n], ends[n], atol=atol)
+            assert np.abs(back[t, n] - sent).max() > 1e-3
+        following = run.down[t, "evaluate", 0]["weights"]
+        np.testing.assert_allclose(following, shares @ ends, atol=atol)
