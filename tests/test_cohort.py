@@ -34,8 +34,8 @@ from fedkd_flwr.training.cohort import (
     train_together,
 )
 from fedkd_flwr.training.jobs import PredictJob, TrainJob
-from fedkd_flwr.training.loop import DivergedError, computing_in, train_on
-from fedkd_flwr.training.losses import Distillation, cross_entropy
+from fedkd_flwr.training.loop import DivergedError, computing_in
+from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer
 from fedkd_flwr.training.regularizers import Linear, Proximal, parameters_of
 from fedkd_flwr.training.suspension import result_of
@@ -102,23 +102,6 @@ def test_weights_losses_and_momenta_are_those_of_clients_alone(name):
             torch.testing.assert_close(
                 found[position]["momentum_buffer"], expected, rtol=1e-4, atol=1e-5
             )
-
-
-def test_momenta_of_earlier_rounds_are_used():
-    models, momenta = models_of("mlp"), []
-    for step in (train_together, lambda jobs: [job.run() for job in jobs]):
-        own = copy.deepcopy(models)
-        jobs = jobs_of(own, momentum=0.9)
-        for client, job in enumerate(jobs):
-            for parameter in job.model.parameters():
-                job.optimizer.state[parameter]["momentum_buffer"] = torch.full_like(
-                    parameter, 0.01 * (client + 1)
-                )
-        step(jobs)
-        momenta.append([model.state_dict() for model in own])
-    for mine, theirs in zip(*momenta, strict=True):
-        for key, value in theirs.items():
-            torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-6)
 
 
 def test_the_divergence_of_one_client_does_not_affect_the_others():
@@ -245,33 +228,6 @@ def test_optimizers_of_parts_train_them_alone_and_in_turn(takes_turns):
                     rtol=1e-5,
                     atol=1e-5,
                 )
-
-
-def test_distillation_in_a_cohort_equals_distillation():
-    teacher = torch.softmax(torch.randn(8, 10), dim=1)
-    images = torch.randn(8, 1, 28, 28)
-    models = models_of("mlp")
-    alone = copy.deepcopy(models)
-
-    def job(model):
-        loss = Distillation(3.0, True)
-        return TrainJob(
-            model, loss, build_optimizer("sgd", model.parameters(), 0.1), [(images, teacher)]
-        )
-
-    train_together([job(model) for model in models])
-    for mine, theirs in zip(models, alone, strict=True):
-        own = job(theirs)
-        train_on(own.model, own.loss, own.optimizer, own.batches)
-        for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_a_client_that_fails_in_a_cohort_is_dropped_and_the_others_continue(small, tmp_path):
-    """Its learning rate is so large that its loss is NaN. The others share its architecture."""
-    changes = {"strategy": "local", "models": "mlp", "learning-rate": 1e30, "momentum": 0.0}
-    with pytest.raises(Exception, match="training diverged"):
-        fedkd_flwr.run({**small, **changes, "cohort": "on"}, output_dir=tmp_path / "run")
 
 
 @pytest.mark.parametrize(

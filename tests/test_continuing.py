@@ -2,11 +2,9 @@
 
 import errno
 import json
-from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -25,8 +23,6 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.runs.provenance import other_major_versions
 from fedkd_flwr.server_app import check_run, serve
 from strategies.core.method_record import Need
-from strategies.fedprox import FedProx
-from strategies.parameters import ParameterState
 
 SAME = ["round", "accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"]
 
@@ -457,28 +453,3 @@ def test_a_run_from_elsewhere_does_not_say_where_models_are_written(settings, tm
     resumed = fedkd_flwr.resume(moved, num_server_rounds=3, models_dir=str(tmp_path / "models"))
     assert resumed.finished
     assert (tmp_path / "models" / "0.safetensors").exists()
-
-
-@dataclass(frozen=True)
-class CountedState(ParameterState):
-    """FedAvg's, and a number as an array without dimensions."""
-
-    aggregations: NDArray[np.float64]
-
-
-class Counted(FedProx):
-    def begin(self, initial):
-        return CountedState(**vars(super().begin(initial)), aggregations=np.array(0.0))
-
-    def aggregate(self, server_round, replies):
-        count = np.asarray(self.state.aggregations + 1)
-        return replace(super().aggregate(server_round, replies), aggregations=count)
-
-
-def test_an_array_without_dimensions_comes_back_from_a_checkpoint(small, tmp_path):
-    fedkd_flwr.register("counted", Counted, METHODS["fedprox"].client)
-    flat = {**small, "strategy": "counted", "models": "mlp"}
-    run = fedkd_flwr.run(flat, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert read_checkpoint(run.path).state["aggregations"].shape == ()
-    resumed = fedkd_flwr.resume(run.path, num_server_rounds=2)
-    assert read_checkpoint(resumed.path).state["aggregations"] == 2.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from two_clients import CHANGES, assert_same_models, gradient, training_data, witnessed
+from two_clients import CHANGES, gradient, training_data, witnessed
 
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
@@ -57,18 +57,6 @@ def test_clients_are_regularized_towards_their_mixtures(small, tmp_path):
         mixing = np.array([[1 - weight, weight], [weight, 1 - weight]])
         np.testing.assert_allclose(finished.matrices["attention"][t - 1], mixing, atol=1e-5)
         sent = (mixing @ ends).astype(np.float32)
-
-
-def test_equal_attention_equals_fedavg(small, tmp_path):
-    """A wide A, a third for each of three clients of equal sizes, and no proximal term."""
-    small |= {"partition": "iid", "num-clients": 3, "batch-size": 16, "num-server-rounds": 3}
-    alike = {"fedamp.sigma": 1e6, "fedamp.attention-step": 1e6 / 3}
-    run, finished = witnessed(
-        small, tmp_path / "run", **alike, **{"fedamp.regularization-weight": 0.0}
-    )
-    assert finished.clients["num_examples"].nunique() == 1
-    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
-    assert_same_models(run, fedavg, 1e-4)
 
 
 def test_without_attention_it_is_local(small, tmp_path):

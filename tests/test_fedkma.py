@@ -33,7 +33,6 @@ from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training import optimizers
-from fedkd_flwr.training.cohort import cohort_key, train_together
 from fedkd_flwr.training.loop import (
     DivergedError,
     backpropagate,
@@ -246,23 +245,6 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny):
     assert len(alpha) > len(omega) // 2
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_searches_side_by_side_equal_searches_alone(share, tiny):
-    """Clients hold different numbers of samples, so their last batches differ in size."""
-    changes = {"momentum": 0.9, "weight-decay": 0.01, "fedkma.alpha-share": share}
-    tiny = {key: value for key, value in tiny.items() if key != "classes-per-client"}
-    tiny |= {**changes, "partition": "dirichlet", "alpha": 1.0}
-    alone, beside = ([first_client(tiny, n) for n in range(3)] for _ in range(2))
-    assert len({client.num_examples for client in alone}) > 1
-    expected = [client.search(1) for client in alone]
-    jobs = [first_job(client.search, 1) for client in beside]
-    assert len({cohort_key(job) for job in jobs}) == 1 and cohort_key(jobs[0]) is not None
-    assert train_together(jobs) == pytest.approx(expected, rel=1e-3)
-    for one, other in zip(alone, beside, strict=True):
-        for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
-
-
 def test_statistics_are_refreshed_for_the_final_weights(tiny):
     """After it, evaluation on the images agrees with a training-mode pass over them all."""
     client = first_client(tiny)
@@ -435,26 +417,6 @@ def test_clients_flag_the_classes_they_hold(tiny, watched_run):
         means, _ = class_means(logits, client.data.train_labels, client.data.classes)
         sent = witness.up[1, "train", n][CLASS_LOGITS]
         np.testing.assert_allclose(sent[held], means[held], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_clients_with_shared_classes_get_larger_weights(tiny, tmp_path):
-    """And as printed they weigh each other less, on the same distances."""
-    flat = {**tiny, "num-clients": 4, "partition": "k-classes-grouped", "groups": 2}
-    flat |= {"max-samples": 480, "local-epochs": 4, "learning-rate": 0.1}
-    witness = Witness()
-    finished, _ = run_with(witness, flat, tmp_path / "run")
-    meant, printed = finished.matrices["sharing"][-1], np.zeros((4, 4))
-    for n in range(4):
-        distances = {"irrelevancy": witness.down[2, SHARE_KNOWLEDGE, n]["irrelevancy"]}
-        client = first_client({**flat, "fedkma.as-printed": True}, n)
-        reply = client.train(distances, 2, SHARE_KNOWLEDGE)
-        printed[n] = reply.arrays["sharing"]
-    same = np.kron(np.eye(2), np.ones((2, 2))).astype(bool)
-    np.testing.assert_allclose(meant.sum(axis=1), 1)
-    np.testing.assert_allclose(printed.sum(axis=1), 1, rtol=1e-5)
-    assert meant[same].mean() > 1.2 * meant[~same].mean()
-    assert printed[same].mean() < 0.9 * printed[~same].mean()
 
 
 def test_the_uniform_variant_shares_evenly_and_asks_for_no_rows(tiny, tmp_path):

@@ -8,7 +8,7 @@ from two_clients import witnessed
 import fedkd_flwr
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
-from strategies.fesem import FeSEM, FeSEMSettings, first_centers, nearest_centers
+from strategies.fesem import FeSEM, FeSEMSettings, first_centers
 
 
 @pytest.fixture
@@ -69,16 +69,6 @@ def test_a_center_is_counted_once_for_all_its_clients(small, tmp_path):
     assert len(set(run.matrices["clusters"][0])) == 2
     assert list(run.rounds["numbers_down"]) == [4 * initial] * 2
     assert centers == 2 * initial
-
-
-def test_the_nearest_center_is_that_of_the_smallest_distance():
-    generator = np.random.default_rng(0)
-    models = generator.normal(size=(7, 5)).astype(np.float32)
-    centers = generator.normal(size=(3, 5)).astype(np.float32)
-    labels = nearest_centers(list(models), centers)
-    distances = np.linalg.norm(models[:, None] - centers[None], axis=2)
-    np.testing.assert_array_equal(labels, distances.argmin(axis=1))
-    assert len(set(labels)) > 1
 
 
 def test_centers_that_no_client_began_stay_unused():

@@ -178,24 +178,6 @@ def test_projection_of_an_empty_row_is_empty():
     assert (project_onto_simplex(np.array([[0.3, -0.2]]), np.zeros(1)) == 0).all()
 
 
-def test_similar_clients_end_with_larger_mutual_weights():
-    rng = np.random.default_rng(3)
-    base = random_simplex(rng, 2, 30, 4)
-    # Clients 0, 1 predict nearly alike, and so do 2, 3.
-    predictions = np.stack([base[0], base[0], base[1], base[1]])
-    predictions = 0.95 * predictions + 0.05 * random_simplex(rng, 4, 30, 4)
-    strategy = strategy_with_clients(samples=30, classes=4)
-    for server_round in range(1, 6):
-        strategy.state = strategy.aggregate(
-            server_round, {n: predicting(predictions[n]) for n in range(4)}
-        )
-    c = strategy.state.coefficients.whole()
-    np.testing.assert_allclose(c.sum(axis=1), 1)
-    assert (c >= 0).all()
-    for n, like, unlike in ((0, 1, (2, 3)), (1, 0, (2, 3)), (2, 3, (0, 1)), (3, 2, (0, 1))):
-        assert c[n, like] > 1.2 * max(c[n, m] for m in unlike)
-
-
 def test_stepped_after_mixing_a_teacher_has_the_coefficients_of_the_round_before():
     """As in the paper's Fig. 1: uniform teachers first, and then those of the c stepped before."""
     rng = np.random.default_rng(6)

@@ -101,21 +101,6 @@ def test_a_client_learns_from_the_centroid_nearest_to_its_predictions(own, small
     np.testing.assert_array_equal(arguments[1], centroids[own])
 
 
-def test_regularization_brings_predictions_to_the_centroid(small):
-    """What another client knows of the public data, without its weights or its labels."""
-    other = client_of(small, partition_id=1, **{"local-iterations": 100})
-    target = other.train({}, server_round=1, phase="train").arrays["predictions"]
-
-    def distance_after(weight):
-        changes = {"local-iterations": 50, "perfed-ckt.regularization-weight": weight}
-        client = client_of(small, **changes, momentum=0.0)
-        message = {"centroids": target[None]}
-        reply = client.train(message, server_round=2, phase="train")
-        return ((reply.arrays["predictions"] - target) ** 2).sum()
-
-    assert distance_after(2.0) < 0.7 * distance_after(0.0)
-
-
 def test_the_loss_equals_a_hand_computation(small):
     """Eq. 1 in float64 with plain loops, on a public batch of all samples."""
     client = client_of(small)
@@ -282,19 +267,6 @@ def test_the_public_subset_is_one_for_all_rounds_and_clients(small, tmp_path, mo
     assert len(calls) == 12
     (_, first), *_ = calls
     assert all(torch.equal(images, first) for _, images in calls)
-
-
-def test_a_client_that_is_not_sampled_keeps_its_model_and_is_evaluated(small, tmp_path):
-    changes = {"num-server-rounds": 6, "fraction-train": 0.5}
-    finished, witness = witnessed_run(small, tmp_path, **changes)
-    trained = {(t, n) for t in range(1, 7) for n in witness.trained(t)}
-    loss = finished.clients.set_index(["round", "partition_id"])["loss"]
-    assert len(loss.dropna()) == 6 * 4
-    kept = 0
-    for t, n in itertools.product(range(2, 7), range(4)):
-        assert (loss[t, n] == loss[t - 1, n]) == ((t, n) not in trained)
-        kept += (t, n) not in trained and any((s, n) in trained for s in range(1, t))
-    assert kept
 
 
 # ---- Communication, Table 1 ----------------------------------------------------------

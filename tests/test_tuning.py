@@ -493,22 +493,21 @@ def test_the_answer_says_whether_local_may_do_as_well(accuracy, low, said):
 # ---- Refusals ------------------------------------------------------------------------
 
 
-def test_estimators_are_refused(base, tmp_path):
-    changes = {"models": "mlp,sklearn.naive_bayes:GaussianNB", "strategy": "kt-pfl"}
-    with pytest.raises(ConfigError, match="GaussianNB has no gradient steps"):
-        tune({**base, **changes}, [], tmp_path)
-
-
-def test_clients_without_validation_data_are_refused(base, tmp_path):
-    for split in ("60/0/40", "60/0|20/20"):  # of all clients, or of some
-        with pytest.raises(ConfigError, match="has no validation data to choose settings by"):
-            tune({**base, "client-split": split}, [], tmp_path)
-
-
-@pytest.mark.parametrize("name", ["budget", "seeds", "jobs", "fresh_seeds"])
-def test_numbers_below_one_are_refused(base, tmp_path, name):
-    with pytest.raises(ConfigError, match="should be at least 1"):
-        tune(base, [], tmp_path, **{name: 0})
+@pytest.mark.parametrize(
+    ("changes", "numbers", "sentence"),
+    [
+        (
+            {"models": "mlp,sklearn.naive_bayes:GaussianNB", "strategy": "kt-pfl"}, {},
+            "GaussianNB has no gradient steps",
+        ),
+        ({"client-split": "60/0/40"}, {}, "has no validation data to choose settings by"),
+        ({"client-split": "60/0|20/20"}, {}, "has no validation data to choose settings by"),
+        *(({}, {n: 0}, "at least 1") for n in ("budget", "seeds", "jobs", "fresh_seeds")),
+    ],
+)  # fmt: skip
+def test_a_search_that_cannot_work_is_refused(changes, numbers, sentence, base, tmp_path):
+    with pytest.raises(ConfigError, match=sentence):
+        tune({**base, **changes}, [], tmp_path, **numbers)
 
 
 def test_a_method_whose_trials_all_fail_is_named(base, tmp_path, monkeypatch):
