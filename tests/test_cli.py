@@ -27,7 +27,6 @@ def command(*arguments):
 
 
 def refusal(*arguments):
-    """Return the one line with which a command is refused."""
     result = command(*arguments)
     assert result.exit_code == 1, result.output
     assert result.stderr.startswith("Error: ")

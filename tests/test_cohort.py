@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers import assert_same_weights
 from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional
@@ -81,6 +82,12 @@ def jobs_of(models, rate=0.02, **settings):
     ]
 
 
+def assert_same_momenta(optimizer, other):
+    found, expected = (each.state_dict()["state"] for each in (optimizer, other))
+    assert expected
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["mlp", "lenet", "cnn"])
 def test_weights_losses_and_momenta_are_those_of_clients_alone(name):
     side_by_side = models_of(name)
@@ -92,16 +99,9 @@ def test_weights_losses_and_momenta_are_those_of_clients_alone(name):
             jobs, others = first_two(jobs), first_two(others)
         losses = train_together(jobs)
         assert losses == pytest.approx([job.run() for job in others], rel=1e-5)
-    for mine, theirs in zip(side_by_side, alone, strict=True):
-        for key, value in theirs.state_dict().items():
-            torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-5, atol=1e-5)
+    assert_same_weights(side_by_side, alone)
     for job, other in zip(jobs, others, strict=True):
-        found = job.optimizer.state_dict()["state"]
-        for position, state in other.optimizer.state_dict()["state"].items():
-            expected = state["momentum_buffer"]
-            torch.testing.assert_close(
-                found[position]["momentum_buffer"], expected, rtol=1e-4, atol=1e-5
-            )
+        assert_same_momenta(job.optimizer, other.optimizer)
 
 
 def test_the_divergence_of_one_client_does_not_affect_the_others():
@@ -215,19 +215,11 @@ def test_optimizers_of_parts_train_them_alone_and_in_turn(takes_turns):
     assert train_together(mine) == pytest.approx([job.run() for job in theirs], rel=1e-5)
     moved = [not torch.equal(*pair) for pair in zip(models[0].parameters(), before, strict=True)]
     assert moved == [takes_turns, takes_turns, True, True]
+    assert_same_weights(models, alone)
     for job, other in zip(mine, theirs, strict=True):
-        for a, b in zip(job.model.parameters(), other.model.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
         for own, expected in zip(job.optimizers, other.optimizers, strict=True):
-            momenta = own.state_dict()["state"], expected.state_dict()["state"]
-            assert momenta[0].keys() == momenta[1].keys() and len(momenta[0]) == 2
-            for place, state in momenta[1].items():
-                torch.testing.assert_close(
-                    momenta[0][place]["momentum_buffer"],
-                    state["momentum_buffer"],
-                    rtol=1e-5,
-                    atol=1e-5,
-                )
+            assert_same_momenta(own, expected)
+            assert len(own.state_dict()["state"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -249,9 +241,7 @@ def test_client_specific_tensors_of_a_loss_stay_with_the_client(tensors_of_loss)
     )
     assert len({cohort_key(job) for job in mine}) == 1
     assert train_together(mine) == pytest.approx([job.run() for job in theirs], rel=1e-5)
-    for model, other in zip(models, alone, strict=True):
-        for a, b in zip(model.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert_same_weights(models, alone)
 
 
 # ---- The decomposed cross-entropy for cohorts equals PyTorch's, and needs no slow import
@@ -376,13 +366,11 @@ def test_a_cohort_equals_clients_alone(name):
 
     losses = train_together(jobs(models))
     assert losses == pytest.approx([job.run() for job in jobs(alone)], rel=1e-6)
-    for mine, theirs in zip(models, alone, strict=True):
-        for key, value in theirs.state_dict().items():
-            torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-5, atol=1e-6)
+    assert_same_weights(models, alone)
     images = batches[0][0]
-    together = predict_together([PredictJob(model, images) for model in models])
-    for logits, model in zip(together, alone, strict=True):
-        torch.testing.assert_close(logits, PredictJob(model, images).run(), rtol=1e-4, atol=1e-4)
+    together = list(predict_together([PredictJob(model, images) for model in models]))
+    expected = [PredictJob(model, images).run() for model in alone]
+    torch.testing.assert_close(together, expected, rtol=1e-4, atol=1e-4)
 
 
 # ---- Networks that multiply in bfloat16 ----------------------------------------------

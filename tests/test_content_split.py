@@ -31,7 +31,6 @@ def plan_of(client_split="60/20/20", seed=0):
 
 
 def part_of_each(data):
-    """Return the part of each sample by its pixels."""
     found = {}
     for part in PARTS:
         for image in getattr(data, f"{part}_images"):
@@ -177,7 +176,6 @@ def test_copies_of_an_image_share_a_part(tmp_path):
 
 
 def parts_of_patients(found):
-    """Return the parts in which each patient has images."""
     of_patient = {}
     for patient, pixels in zip(PATIENTS, PIXELS, strict=True):
         of_patient.setdefault(patient, set()).add(found[key(pixels)])

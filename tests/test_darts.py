@@ -164,16 +164,6 @@ def test_an_edge_with_all_weight_on_none_passes_nothing() -> None:
     torch.testing.assert_close(logits, supernet.classifier.bias.expand(8, 4))
 
 
-def test_alpha_and_network_weights_partition_all_parameters() -> None:
-    supernet = Supernet(TINY, DIGITS, 4)
-    alpha = {id(parameter) for parameter in split_parameters(supernet)[0]}
-    weights = {id(parameter) for parameter in split_parameters(supernet)[1]}
-    assert not alpha & weights
-    assert alpha | weights == {id(parameter) for parameter in supernet.parameters()}
-    names = [name for name in supernet.state_dict() if "alpha" in name]
-    assert names == ["alpha_normal", "alpha_reduce"]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -96,7 +96,6 @@ def test_secret_files_are_for_their_owner_even_where_they_were_not(tmp_path):
 
 
 def verifies(keys):
-    """Return whether the authority signed the server's certificate."""
     command = ["openssl", "verify", "-CAfile", keys / "ca.crt", keys / "server.crt"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 

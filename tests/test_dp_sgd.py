@@ -60,7 +60,6 @@ def gradient_of(model, loss, *batch):
 
 
 def one_by_one(model, loss, images, labels, shared=()):
-    """The gradient of each sample, by autograd on a batch of one."""
     samples = zip(images.split(1), labels.split(1), strict=True)
     return torch.stack([gradient_of(model, loss, *sample, *shared) for sample in samples])
 

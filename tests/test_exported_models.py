@@ -8,7 +8,6 @@ import torch
 from flwr.app import Context, RecordDict
 from helpers import client_of
 from PIL import Image
-from two_clients import Normed
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -27,6 +26,7 @@ from fedkd_flwr.export import (
 from fedkd_flwr.export.predicting import files_at, predict
 from fedkd_flwr.training.loop import count_correct
 from strategies.core.versions import installed_versions
+from tests.disclosure import NormedNet
 from tests.stored_runs import SUPERNET
 
 CARD = {
@@ -164,7 +164,7 @@ def test_the_command_lists_models_of_all_runs(models):
     assert "ab12/round-000030" in lines[0] and "75.0%" in lines[0]
 
 
-NORMED = "two_clients:Normed"
+NORMED = "tests.disclosure:NormedNet"
 PAIR = {"learning-rate": 0.05, "client-split": "40/10/50", "fedapen.adaptability-rate": 0.5}
 
 
@@ -203,7 +203,7 @@ def test_exported_models_answer_as_they_were_evaluated(strategy, changes, small,
         shared = changes.get(f"{strategy}.shared-model", "mlp")
         assert card["model"] == rows.loc[n, "model"] and card.get("shared-model", "mlp") == shared
         model = load_model(
-            tmp_path / "models" / f"{n}.safetensors", Normed if NORMED in str(changes) else None
+            tmp_path / "models" / f"{n}.safetensors", NormedNet if NORMED in str(changes) else None
         )
         data = fedkd_flwr.client_data(finished, n)
         with torch.inference_mode():

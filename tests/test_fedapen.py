@@ -18,7 +18,7 @@ from two_clients import (
 AS_FML = {"fedapen.adaptability-share": 0.0, "fedapen.ensemble-weight": 0.0}
 """Settings with which both models learn as in FML, at twice its rate."""
 
-NORMED = "two_clients:Normed"
+NORMED = "tests.disclosure:NormedNet"
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import trained
 from flwr.app import Array
 from helpers import breaking, client_of, replacing, run_with
 from two_clients import (
     CHANGES,
     assert_same_models,
-    gradient,
     loss_of,
     training_data,
     witnessed,
@@ -70,9 +70,7 @@ def test_clients_move_towards_models_with_lower_validation_loss(small, tmp_path)
                 if weights.any():
                     pairs = zip(weights / weights.sum(), candidates, strict=True)
                     starts[n] = np.float32(sum(w * candidate for w, candidate in pairs))
-            weights = starts[n]
-            for _ in range(3):
-                weights = weights - np.float32(0.2) * gradient(weights, *training_data(small, n))
+            weights = trained(starts[n], *training_data(small, n), steps=3)
             returned = run.up[t, "train", n]["weights"]
             np.testing.assert_allclose(returned, weights, atol=1e-5)
             models[n] = returned
@@ -108,9 +106,7 @@ def test_a_client_without_a_finite_loss_continues_from_the_received_models(small
     call = {"names": ["0/weights", "1/weights"], "server-round": 2, "phase": "train"}
     (returned, gains), _, _ = client.fit(others, call)
     np.testing.assert_array_equal(gains, [1, 1, 0, 0, 0])
-    expected = (others[0] + others[1]) / 2
-    for _ in range(3):
-        expected = expected - np.float32(0.2) * gradient(expected, *training_data(small, 0))
+    expected = trained((others[0] + others[1]) / 2, *training_data(small, 0), steps=3)
     np.testing.assert_allclose(returned, expected, atol=3e-6)
 
 

@@ -26,7 +26,6 @@ def generator_in(message):
 
 
 def features_of(g, classes, noise):
-    """Return generated features, sample by sample."""
     rows = []
     for k, e in zip(classes, noise, strict=True):
         entering = torch.cat([e, torch.eye(10)[k]])

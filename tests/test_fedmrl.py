@@ -47,8 +47,7 @@ def test_two_rounds_of_two_clients_by_hand(small, tmp_path):
         pair = client_of(small, n).pair
         start = [*pair.private.parameters(), *pair.projector.parameters()]
         own.append([tensor.detach().clone() for tensor in start])
-    for a, b in zip(*own, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    torch.testing.assert_close(*own, rtol=0, atol=0)
     for t in (1, 2):
         ends = []
         for n in (0, 1):

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from helpers import SMALLEST_SUPERNET
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
@@ -62,11 +63,7 @@ def test_the_second_stage_of_persfl_counts_in_its_last_round(base, tmp_path):
 
 
 def test_architecture_weights_take_a_step_beside_each_step_of_the_network(base, tmp_path):
-    supernet = {
-        "models": "darts", "supernet-channels": 4, "supernet-cells": 3, "supernet-nodes": 1,
-        "supernet-operations": "none,skip_connect", "num-server-rounds": 1,
-    }  # fmt: skip
-    settings = {**base, **supernet, "strategy": "fedkma-uniform"}
+    settings = {**base, **SMALLEST_SUPERNET, "strategy": "fedkma-uniform", "num-server-rounds": 1}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     table, sizes = steps_by_round(run)
     assert table[1].to_dict() == {n: 2 * batches(size, 16) for n, size in sizes.items()}

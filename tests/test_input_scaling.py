@@ -28,7 +28,6 @@ PER_PIXEL = {"input_scaling": "per-pixel", "partition": "iid", "client_split": "
 
 
 def images_of(values):
-    """Return uint8 images (n, 2, 1, 2)."""
     return torch.tensor(values, dtype=torch.uint8).view(-1, 2, 1, 2)
 
 

@@ -82,13 +82,6 @@ def test_strategies_import_downwards_and_never_the_app(name):
         assert layer(imported) <= layer(name), f"{name} imports {imported}"
 
 
-def test_core_imports_nothing_of_the_rest():
-    core = [name for name in MODULES if name.startswith("strategies.core")]
-    assert len(core) > 8
-    for name in core:
-        assert all(imported.startswith("strategies.core") for imported in imports_of(name))
-
-
 def test_strategies_load_neither_torch_nor_the_app():
     heavy = {"torch", "torchvision", "sklearn", "pandas", "fedkd_flwr", "matplotlib", "datasets"}
     for name in (name for name in MODULES if name.startswith("strategies")):

@@ -32,7 +32,6 @@ def cosine(first, second):
 
 
 def by_hand(start, previous, images, labels, steps=3, rate=0.2):
-    """Return the weights after a round; all weights are flat arrays."""
     start, previous = (torch.from_numpy(np.array(weights)) for weights in (start, previous))
     received, old = (features_and_logits(weights, images)[0] for weights in (start, previous))
     weights = start.clone()

@@ -28,7 +28,6 @@ def split(labels, name, num_clients, seed, **options):
 
 
 def table(labels, shares):
-    """Return the samples of each class for each client, shape (N, K)."""
     return np.array([np.bincount(labels[share], minlength=10) for share in shares])
 
 
@@ -161,8 +160,6 @@ def test_k_classes_have_equal_totals(classes):
 
 
 class Exponential:
-    """Stands for a generator whose exponential variables are given."""
-
     def __init__(self, draws):
         self.draws = np.array(draws, dtype=float)
 

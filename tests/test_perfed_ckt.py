@@ -273,7 +273,6 @@ def test_the_public_subset_is_one_for_all_rounds_and_clients(small, tmp_path, mo
 
 
 def scripted_app(public_size, classes):
-    """Clients that do not train: each answers one class for everything, its own."""
     one_hot = np.eye(classes, dtype=np.float32)
     answers = [Array(np.tile(row, (public_size, 1))) for row in one_hot]
 

@@ -81,7 +81,6 @@ def test_the_last_model_is_the_teacher_where_asked(small, monkeypatch):
 
 
 def validation_loss(small, partition_id, received):
-    """Return the loss of a global model on the validation split of a client."""
     client = client_of(small, partition_id)
     client.receive_model(received)
     data = client.data
@@ -148,8 +147,7 @@ def test_two_steps_equal_a_hand_computation(small):
     with torch.no_grad():
         logits = teacher(images)
     candidate = client.distilled(logits, share, temperature, server_round=2)
-    for name, value in student.state_dict().items():
-        torch.testing.assert_close(candidate.weights[name], value, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(candidate.weights, student.state_dict(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -413,8 +411,7 @@ def test_a_client_that_never_took_part_is_evaluated_with_its_first_model(small):
         for parameter in client.model.parameters():
             parameter.fill_(3.0)  # as another client left it
     assert client.prepare_evaluation({}, server_round=2) == {}
-    for name, value in client.model.state_dict().items():
-        assert torch.equal(value, expected[name])
+    torch.testing.assert_close(client.model.state_dict(), expected, rtol=0, atol=0)
 
 
 # ---- The sweeps of PersFL's tables have the paper's rounds ---------------------------

@@ -36,7 +36,6 @@ def random_network(num_clients=3, length=7):
 
 
 def forward(parts, client):
-    """Return the client's weights from a hypernetwork of tensors."""
     layers = sum(name.startswith("weights/") for name in parts)
     features = parts["embeddings"][client]
     for layer in range(layers):

@@ -27,7 +27,6 @@ VALIDATED = {"validation-correct": 2, "validation-total": 4, "validation-loss": 
 
 @pytest.fixture
 def received():
-    """What the clients are sent for training, by partition-id and phase."""
     return []
 
 

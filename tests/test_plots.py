@@ -73,14 +73,12 @@ def test_accuracy_over_rounds_has_a_line_per_method_and_bands_over_seeds(compari
 
 
 def changed(run, **tables):
-    """Return a run with some of its tables replaced."""
     other = fedkd_flwr.load_run(run.path)
     vars(other).update(tables)
     return other
 
 
 def with_costs(comparison, **columns):
-    """Return a comparison with the table of other methods."""
     return replace(comparison, table=pd.DataFrame(columns, index=list("abcd")))
 
 

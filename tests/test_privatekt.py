@@ -40,7 +40,6 @@ def test_a_client_refuses_to_answer_more_samples_than_its_epsilon_is_for(small):
 
 
 def chances(epsilon, num_classes):
-    """Return the probability of each reply (column) under each label (row)."""
     beta = keep_probability(epsilon, num_classes)
     return beta * np.eye(num_classes) + (1 - beta) / num_classes
 

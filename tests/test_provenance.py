@@ -25,7 +25,6 @@ def finished(small, tmp_path):
 
 
 def changed(run, **parts):
-    """Change what a run says of its making, and return it as read again."""
     file = run.path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
     return load_run(run.path)

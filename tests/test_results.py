@@ -19,7 +19,6 @@ It gains <!--= a method=x gain -->old<!--/--> points.
 
 @pytest.fixture
 def small_table(tmp_path, monkeypatch):
-    """One small table in the folder of tables."""
     rows = {
         "method": ["x", "y", "z"],
         "settings": ["", "k=1", "k=2.0, l=3"],

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, first_job, run_with
+from helpers import Witness, client_of, first_job, run_with, stopped
 from hypothesis import given
 from hypothesis import strategies as draw
 from scipy.stats import kstest
@@ -210,24 +210,12 @@ def private(small):
 
 
 def test_epsilon_grows_round_by_round_and_survives_a_resume(private, tmp_path):
-    run = fedkd_flwr.run({**private, "num-server-rounds": 3}, output_dir=tmp_path / "run")
+    private |= {"num-server-rounds": 3}
+    run = fedkd_flwr.run(private, output_dir=tmp_path / "run")
     expected = [privacy_spent(5.0, releases, 1e-5) for releases in (1, 2, 3)]
     np.testing.assert_allclose(run.rounds["epsilon"], expected)
-    longer = fedkd_flwr.resume(_stopped_after(2, private, tmp_path))
+    longer = fedkd_flwr.resume(stopped(private, tmp_path / "stopped", last_round=2))
     np.testing.assert_allclose(longer.rounds["epsilon"], expected)
-
-
-def _stopped_after(rounds, settings, tmp_path):
-    """Return the directory of a run of three rounds that stops after some."""
-
-    def stop(row):
-        if row["round"] == rounds:
-            raise InterruptedError
-
-    path = tmp_path / "stopped"
-    with pytest.raises(InterruptedError):
-        fedkd_flwr.run({**settings, "num-server-rounds": 3}, output_dir=path, on_round=stop)
-    return path
 
 
 def test_noise_is_new_each_time_unless_seeded(private, tmp_path):

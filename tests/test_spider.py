@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import TWO_CLIENTS, logits, training_data
-from helpers import Witness, client_of, run_with
+from helpers import SMALLEST_SUPERNET, Witness, client_of, run_with
 from hypothesis import given
 from hypothesis import strategies as draw
 from torch.nn import functional
@@ -12,8 +12,6 @@ from torch.nn import functional
 from fedkd_flwr.clients.spider import PRUNED, most_needed
 from fedkd_flwr.training.loop import Evaluation, evaluate, refresh_statistics
 from strategies.spider import SpiderSettings
-
-OPERATIONS = "none,skip_connect,max_pool_3x3,sep_conv_3x3"
 
 
 @pytest.fixture
@@ -24,15 +22,8 @@ def small(small):
 @pytest.fixture
 def tiny(small):
     """The smallest supernet, with two edges of four operations a cell."""
-    supernet = {
-        "supernet-channels": 2,
-        "supernet-cells": 3,
-        "supernet-nodes": 1,
-        "supernet-stem-stride": 2,
-    }
-    names = {"models": "darts", "supernet-operations": OPERATIONS, "batch-size": 16}
-    schedule = {"spider.prune-from": 1, "spider.prune-every": 1}
-    return {**small, **supernet, **names, **schedule, "max-samples": 100}
+    size = {**SMALLEST_SUPERNET, "batch-size": 16, "max-samples": 100}
+    return {**small, **size, "spider.prune-from": 1, "spider.prune-every": 1}
 
 
 def personal_model(grid, partition_id):

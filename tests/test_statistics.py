@@ -20,8 +20,6 @@ from strategies.persfl import PAIRS
 
 
 class Normalized(nn.Module):
-    """A network with batch normalization after its only hidden layer."""
-
     def __init__(self, shape, classes):
         super().__init__()
         layers = [nn.Conv2d(shape[0], 4, 5, stride=3), nn.BatchNorm2d(4), nn.ReLU()]

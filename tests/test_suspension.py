@@ -97,8 +97,6 @@ class Yielding(FedAvgClient):
 
 
 class Wordless(FedAvgClient):
-    """A client that forgets its reply."""
-
     def train(self, received, server_round, phase):
         self.receive_model(received)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import write_image_folder
+from helpers import change_json, write_image_folder
 
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.comparison import compare
@@ -377,9 +377,7 @@ def test_a_run_that_another_process_writes_is_not_touched(sweep, tmp_path, told)
 
 def test_a_run_with_an_older_default_is_rerun(sweep, tmp_path, told):
     (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
-    description = json.loads((run.path / "config.json").read_text())
-    description["config"]["learning-rate"] = 0.5
-    (run.path / "config.json").write_text(json.dumps(description))
+    change_json(run.path / "config.json", config={"learning-rate": 0.5})
     run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings={"strategy": "local"})
     assert states(told) == [(1, "finished"), (2, "skipped")]
     assert len(list((tmp_path / "runs" / "aside").iterdir())) == 1
@@ -479,7 +477,6 @@ combinations = [
 
 @pytest.fixture
 def part_of(tmp_path):
-    """Return a function from some settings to the runs that have them."""
     (tmp_path / "sweep.toml").write_text(SWEEP)
 
     def runs(only):

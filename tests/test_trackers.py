@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from helpers import run_with
+from helpers import run_with, stopped
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError
@@ -18,7 +18,6 @@ SMALLEST = {"strategy": "local", "models": "mlp", "max-samples": 240, "num-clien
 
 
 def numbers_of(row, without=("round", "partition_id")):
-    """Return the numbers of a row of a run's table."""
     values = {name: value for name, value in row.items() if name not in without}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
@@ -83,19 +82,12 @@ def offline():
 
 @pytest.fixture(scope="module")
 def tracked(offline, tmp_path_factory):
-    """A run with all trackers, stopped after two rounds and resumed for a third."""
     from conftest import SMALL
-
-    def stop(row):
-        if row["round"] == 2:
-            raise KeyboardInterrupt
 
     folder = tmp_path_factory.mktemp("tracked") / "run"
     settings = {**SMALL, **SMALLEST, "num-server-rounds": 3, "tracker-clients": True}
     settings |= {"tracker": ",".join(TRACKERS)}
-    with pytest.raises(KeyboardInterrupt):
-        fedkd_flwr.run(settings, output_dir=folder, on_round=stop)
-    yield fedkd_flwr.resume(folder)
+    yield fedkd_flwr.resume(stopped(settings, folder, last_round=2))
     sys.modules["wandb"].teardown()
 
 

@@ -566,7 +566,6 @@ def kill_this_process():
 
 
 def kill_at_a_new_run():
-    """Kill when the third run has a folder and no round."""
     run, begun = engines.run_configuration, []
 
     def killed(configuration, **settings):

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from by_hand import logits, training_data
 from helpers import Witness, client_of, run_with
-from torch import nn
 from torch.nn import functional
 
 CHANGES = {
@@ -15,20 +14,6 @@ CHANGES = {
 
 BODY = 785 * 100
 """Numbers of the mlp's hidden layer, which come first in its vector."""
-
-
-class Normed(nn.Module):
-    """A network with batch normalization and a head."""
-
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Flatten(), nn.Linear(shape[1] * shape[2], 24), nn.BatchNorm1d(24), nn.ReLU()
-        )
-        self.head = nn.Linear(24, classes)
-
-    def forward(self, images):
-        return self.head(self.body(images))
 
 
 def sizes_of(flat):
@@ -53,21 +38,18 @@ def gradient(weights, images, labels):
 
 
 def witnessed(flat, folder, **changes):
-    """Run, and return what went each way and the run."""
     witness = Witness()
     finished, _ = run_with(witness, flat, folder, **changes)
     return witness, finished
 
 
 def returned_weights(witness):
-    """Return the weights that each client sent back, by round and client."""
     return {
         (t, n): arrays["weights"] for (t, kind, n), arrays in witness.up.items() if kind == "train"
     }
 
 
 def assert_same_models(one, other, tolerance=0.0):
-    """Compare what clients sent back in all rounds of two runs."""
     expected = returned_weights(other)
     assert expected
     for key, weights in returned_weights(one).items():
