@@ -14,13 +14,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import InProcessGrid, resolve_output
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.runs import (
-    RunDirectory,
-    RunDirectoryError,
-    load_run,
-    provenance,
-    read_checkpoint,
-)
+from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run, provenance, read_checkpoint
 from fedkd_flwr.runs.provenance import other_major_versions
 from fedkd_flwr.server_app import check_run, serve
 from strategies.core.method_record import Need

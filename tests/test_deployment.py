@@ -97,8 +97,7 @@ def intruder_logs(silos, processes):
     fed.make_keys(silos.keys, ["stranger"])
     intruders = {
         name: silos.start(
-            "intruder",
-            [*silos.node_command({"partition-id": 0}, **options), "--max-retries", "1"],
+            "intruder", [*silos.node_command({"partition-id": 0}, **options), "--max-retries", "1"]
         )
         for name, options in INTRUDERS.items()
     }

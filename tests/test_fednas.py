@@ -82,11 +82,7 @@ def test_the_server_averages_weights_and_architecture_by_samples(tiny, tmp_path)
         back, again = (witness.up[1, "train", n][name] for n in (0, 1))
         np.testing.assert_allclose(sent, first * back + second * again, rtol=1e-4, atol=1e-6)
         assert not np.array_equal(sent, witness.down[1, "train", 0][name])
-    assert names_in_state(run.path) == {
-        "model/weights",
-        "model/alphas",
-        "model/buffers",
-    }
+    assert names_in_state(run.path) == {"model/weights", "model/alphas", "model/buffers"}
     common, same = client_genotypes(run)
     assert common == same
 

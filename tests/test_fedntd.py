@@ -5,12 +5,7 @@ import pytest
 import torch
 from by_hand import logits as logits_of
 from torch.nn import functional
-from two_clients import (
-    CHANGES,
-    assert_rounds,
-    training_data,
-    witnessed,
-)
+from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
 from fedkd_flwr.clients.fedntd import not_true
 

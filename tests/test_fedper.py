@@ -6,14 +6,7 @@ import torch
 from by_hand import trained
 from helpers import client_of
 from torch import nn
-from two_clients import (
-    BODY,
-    CHANGES,
-    assert_rounds,
-    loss_on_test_data,
-    training_data,
-    witnessed,
-)
+from two_clients import BODY, CHANGES, assert_rounds, loss_on_test_data, training_data, witnessed
 
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.layers import head_of

@@ -6,11 +6,7 @@ import torch
 from helpers import Witness, client_of, reply_with, run_with
 from torch import nn
 
-from fedkd_flwr.clients.fedproto import (
-    NearestPrototype,
-    TowardsPrototypes,
-    nearest_prototype_head,
-)
+from fedkd_flwr.clients.fedproto import NearestPrototype, TowardsPrototypes, nearest_prototype_head
 from fedkd_flwr.models.features import feature_width, features
 from strategies.core.plan import RunPlan
 from strategies.fedproto import FedProto, FedProtoSettings
@@ -23,9 +19,7 @@ def small(small):
 
 def replies_of(*clients):
     return {
-        n: reply_with(
-            {"class-means": np.float32(means), "class-counts": np.float32(counts)},
-        )
+        n: reply_with({"class-means": np.float32(means), "class-counts": np.float32(counts)})
         for n, (means, counts) in enumerate(clients)
     }
 

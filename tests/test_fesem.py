@@ -34,9 +34,7 @@ def test_clients_train_from_their_center_and_centers_become_the_means_of_their_c
         assert set(labels) == {0, 1}
         centers = {
             k: np.average(
-                [models[n] for n in range(3) if labels[n] == k],
-                axis=0,
-                weights=sizes[labels == k],
+                [models[n] for n in range(3) if labels[n] == k], axis=0, weights=sizes[labels == k]
             )
             for k in (0, 1)
         }

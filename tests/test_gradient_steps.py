@@ -100,10 +100,7 @@ def fine_tuning_by_round(run):
 
 @pytest.mark.parametrize(
     ("strategy", "changes"),
-    [
-        ("fedavg-ft", {"fedavg-ft.epochs": 3}),
-        ("pfeddf", {"pfeddf.epochs": 3}),
-    ],
+    [("fedavg-ft", {"fedavg-ft.epochs": 3}), ("pfeddf", {"pfeddf.epochs": 3})],
 )
 def test_fine_tuning_takes_a_step_for_each_batch_of_its_epochs(strategy, changes, base, tmp_path):
     run = fedkd_flwr.run({**base, "strategy": strategy, **changes}, output_dir=tmp_path / "run")

@@ -5,12 +5,7 @@ import pytest
 import torch
 from by_hand import trained
 from helpers import Witness, run_with
-from two_clients import (
-    CHANGES,
-    sizes_of,
-    training_data,
-    witnessed,
-)
+from two_clients import CHANGES, sizes_of, training_data, witnessed
 
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.kt_pfl_params import distance_gradient

@@ -5,12 +5,7 @@ import pytest
 import torch
 from by_hand import parts_of
 from torch.nn import functional
-from two_clients import (
-    CHANGES,
-    assert_rounds,
-    training_data,
-    witnessed,
-)
+from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
 MU, TAU = 2.0, 0.4
 

@@ -18,13 +18,7 @@ from fedkd_flwr.analysis.harm import (
     precision_of,
     shown_by_false_discovery_rate,
 )
-from fedkd_flwr.analysis.significance import (
-    Outcome,
-    effect_of,
-    effects_of,
-    holm,
-    smallest_effect,
-)
+from fedkd_flwr.analysis.significance import Outcome, effect_of, effects_of, holm, smallest_effect
 
 
 def test_holm_multiplies_by_what_is_left_and_never_falls():

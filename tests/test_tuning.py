@@ -392,15 +392,9 @@ def test_a_preset_outside_of_the_range_is_clipped_with_a_warning(base, tmp_path,
 
 def test_each_rung_keeps_the_best_of_a_bracket(base, tmp_path, monkeypatch):
     search = a_search(base, tmp_path, budget=4 * 1 + 2 * 1 + 4, steps_of_local=6)
-    reached = {
-        1: {0: 0.1, 1: 0.4, 2: 0.3, 3: 0.2},
-        2: {1: 0.5, 2: 0.6},
-        6: {2: 0.7},
-    }
+    reached = {1: {0: 0.1, 1: 0.4, 2: 0.3, 3: 0.2}, 2: {1: 0.5, 2: 0.6}, 6: {2: 0.7}}
     monkeypatch.setattr(
-        TrialRuns,
-        "advance",
-        lambda self, number, seed, chosen, rung: (reached[rung][number], rung),
+        TrialRuns, "advance", lambda self, number, seed, chosen, rung: (reached[rung][number], rung)
     )
     search.run()
     trials = search.study().get_trials()
