@@ -172,6 +172,7 @@ PAIR = {"learning-rate": 0.05, "client-split": "40/10/50", "fedapen.adaptability
     ("strategy", "changes"),
     [
         ("kt-pfl", {}),
+        ("fedproto", {"safeguard": "choose"}),
         ("fedkma", {**SUPERNET, "max-samples": 150}),
         *((strategy, {"models": "mlp", "feature-width": 32}) for strategy in ("local", "fedavg")),
         *(

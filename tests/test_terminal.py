@@ -59,8 +59,11 @@ def table_of(methods):
 
 @pytest.mark.parametrize(
     ("size", "told"),
-    [(999, "999 B"), (999.6, "1 kB"), (999_400, "999 kB"), (999_600, "1 MB"), (3e12, "3 TB")],
-)
+    [
+        (0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1500, "1.5 kB"), (999_400, "999 kB"),
+        (999_600, "1 MB"), (12_345_678, "12.3 MB"), (3e12, "3 TB"), (5e15, "5e+03 TB"),
+    ],
+)  # fmt: skip
 def test_bytes_have_three_digits_and_the_unit_that_suits_them(size, told):
     assert in_bytes(size) == told
 
