@@ -91,6 +91,16 @@ def test_a_failed_client_forgets_the_failed_message(small, tmp_path):
     assert "model" in grid.contexts[0].state
 
 
+def test_another_partitions_id_is_refused(small, tmp_path):
+    def impersonate(reply):
+        reply.content["info"] = ConfigRecord({"partition-id": 2, "model": "mlp"})
+
+    finished, _ = run_with(breaking(impersonate), small, tmp_path / "run")
+    failure = finished.clients[finished.clients["failure"].notna()]["failure"].iloc[0]
+    assert "claims to be partition 2" in failure
+    assert (finished.rounds["replies"] == 3).all()
+
+
 def test_too_few_replies_stop_the_run_and_keep_completed_rounds(small, tmp_path):
     with pytest.raises(TooFewRepliesError, match=r"min-replies is 4.*out of memory.*1 rounds"):
         run_with(
@@ -118,16 +128,15 @@ def test_two_nodes_with_one_partition_count_once(small, tmp_path, logged):
 
 
 @pytest.mark.parametrize(
-    ("part", "name", "value", "reason"),
+    ("metric", "value", "reason"),
     [
-        ("metrics", "loss", float("nan"), "loss = nan is out of range"),
-        ("metrics", "correct", 10**6, "reports 1e+06 correct predictions"),
-        ("info", "partition-id", 2, "claims to be partition 2"),
+        ("loss", float("nan"), "loss = nan is out of range"),
+        ("correct", 10**6, "reports 1e+06 correct predictions"),
     ],
 )
-def test_impossible_numbers_are_dropped(part, name, value, reason, small, tmp_path):
+def test_impossible_counts_are_dropped(metric, value, reason, small, tmp_path):
     def break_reply(reply):
-        reply.content[part][name] = value
+        reply.content["metrics"][metric] = value
 
     finished, _ = run_with(breaking(break_reply), small, tmp_path / "run", strategy="local")
     assert finished.rounds["accuracy_mean"].notna().all()

@@ -9,6 +9,7 @@ from helpers import write_image_folder
 from PIL import Image
 
 import fedkd_flwr
+from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import check_data, client_indices, load_client, public_pool
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.scaling import (
@@ -28,6 +29,7 @@ PER_PIXEL = {"input_scaling": "per-pixel", "partition": "iid", "client_split": "
 
 
 def images_of(values):
+    """Return uint8 images (n, 2, 1, 2)."""
     return torch.tensor(values, dtype=torch.uint8).view(-1, 2, 1, 2)
 
 
@@ -147,3 +149,18 @@ def test_pixels_and_floats_have_no_statistics_in_common(names):
     with pytest.raises(DataError, match="floats has floating-point numbers and digits has pixels"):
         check_data(DataPlan(settings, 2), public_size=10)
     check_data(DataPlan(settings.model_copy(update={"input_scaling": "symmetric"}), 2), 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("input-scaling", "0..1", "symmetric"),
+        ("class-proportions", "uniform", "random"),
+        ("size-sigma", -1.0, "0"),
+    ],
+)
+def test_other_values_are_refused(name, value, allowed):
+    with pytest.raises(ConfigError, match=name) as refusal:
+        read_config({name: value})
+    assert allowed in str(refusal.value)
+    assert "\n" not in str(refusal.value)
