@@ -227,18 +227,6 @@ def test_labels_stay_with_their_images():
         assert [by_content[image.tobytes()] for image in images.numpy()] == labels.tolist()
 
 
-def test_client_data_describes_itself():
-    client = load_client(DIGITS, 0)
-    assert client.shape == (1, 28, 28)
-    assert client.classes == 10
-    assert client.class_counts.sum() == len(client.train_labels)
-    assert client.class_counts.shape == (10,)
-    assert client.train_images.dtype == torch.float32
-    assert client.train_labels.dtype == torch.int64
-    assert len(client.validation_labels) == 0
-    assert client.validation_images.shape == (0, 1, 28, 28)
-
-
 def test_no_field_carries_public_labels():
     client = load_client(DIGITS, 0)
     fields = set(ClientData.__dataclass_fields__)
@@ -253,12 +241,6 @@ def test_clients_of_a_process_share_the_pool_and_are_loaded_once():
     assert load_client(DIGITS, 0).public_images is load_client(DIGITS, 1).public_images
     equal = plan_of(num_clients=5)
     assert load_client(equal, 0) is load_client(DIGITS, 0)
-
-
-def test_other_seed_other_clients():
-    other = plan_of(num_clients=5, seed=1)
-    assert not np.array_equal(client_indices(DIGITS)[0], client_indices(other)[0])
-    assert content_digest(public_pool(DIGITS)) != content_digest(public_pool(other))
 
 
 def test_max_samples_takes_all_classes_alike():

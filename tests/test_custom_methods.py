@@ -256,13 +256,6 @@ def test_the_example_weighs_by_distance():
     np.testing.assert_allclose(made, np.array([[1, far], [far, 1]]) / (1 + far))
 
 
-def test_the_example_is_compared_with_kt_pfl(small, tmp_path):
-    comparison = own_method.compare_with_kt_pfl(tmp_path, **{**small, "num-server-rounds": 2})
-    assert comparison.groups.keys() == {"local", "kt-pfl", "nearest"}
-    run = fedkd_flwr.load_run(tmp_path / "nearest")
-    assert run.matrices["coefficients"].shape == (2, 4, 4)
-
-
 @pytest.fixture
 def sweep(tmp_path):
     def write(text):

@@ -278,15 +278,17 @@ def test_buffers_that_share_memory_are_exported(small, tmp_path):
     assert model.mean.tolist() == model.again.tolist() == [2, 2, 2]
 
 
-def test_a_failed_export_does_not_lose_results(small, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("Some tensors share memory"), OSError("full")])
+def test_a_failed_export_does_not_lose_results(error, small, tmp_path, monkeypatch, logged):
     def refusing(*arguments):
-        raise RuntimeError("Some tensors share memory")
+        raise error
 
     monkeypatch.setattr("fedkd_flwr.clients.session.save_personalized_model", refusing)
     changes = {"models-dir": str(tmp_path / "models"), "models": TINY, "strategy": "fedavg"}
     run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert list(run.rounds["failures"]) == [0, 0]
     assert run.summary["last_round"]["accuracy_mean"] > 0
+    assert any("Client 1: its model was not exported" in line for line in logged())
 
 
 @pytest.mark.parametrize(

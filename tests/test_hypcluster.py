@@ -55,17 +55,6 @@ def test_a_client_is_evaluated_with_the_hypothesis_of_lowest_training_loss(small
         assert run.clients["loss"][n] == pytest.approx(metrics["loss"], abs=1e-6)
 
 
-def test_one_cluster_is_fedavg_bit_for_bit(small, tmp_path):
-    one, _ = witnessed(small, tmp_path / "one", **{"hypcluster.clusters": 1})
-    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
-    for server_round in (1, 2):
-        for n in (0, 1):
-            key = server_round, "train", n
-            np.testing.assert_array_equal(one.up[key]["weights"], fedavg.up[key]["weights"])
-    last = 2, "evaluate", 0
-    np.testing.assert_array_equal(one.down[last]["weights"][0], fedavg.down[last]["weights"])
-
-
 def test_centers_move_to_weighted_means_and_empty_centers_stay():
     centers = {"weights": np.array([[1.0, 1.0], [5.0, 5.0], [9.0, 9.0]])}
     models = [{"weights": np.array([float(x), 0.0])} for x in (2, 8, 4)]

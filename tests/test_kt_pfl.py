@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from strategies.core.client_info import ClientInfo
-from strategies.core.mixing import weighted_mean
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import normalized_rows, project_onto_simplex, softmax
 from strategies.fedmd import FedMD
@@ -165,47 +164,6 @@ def test_projection_is_the_nearest_point_of_the_simplex(seed, size):
 
 def test_projection_of_an_empty_row_is_empty():
     assert (project_onto_simplex(np.array([[0.3, -0.2]]), np.zeros(1)) == 0).all()
-
-
-def test_teachers_are_the_mixture():
-    rng = np.random.default_rng(0)
-    predictions = random_simplex(rng, 3, 4, 5)
-    coefficients = random_simplex(rng, 2, 3)
-    teachers = weighted_mean(coefficients, predictions)
-    for n in range(2):
-        expected = sum(coefficients[n, m] * predictions[m] for m in range(3))
-        np.testing.assert_allclose(teachers[n], expected)
-
-
-def test_similar_clients_end_with_larger_mutual_weights():
-    rng = np.random.default_rng(3)
-    base = random_simplex(rng, 2, 30, 4)
-    # Clients 0, 1 predict nearly alike, and so do 2, 3.
-    predictions = np.stack([base[0], base[0], base[1], base[1]])
-    predictions = 0.95 * predictions + 0.05 * random_simplex(rng, 4, 30, 4)
-    strategy = strategy_with_clients(samples=30, classes=4)
-    for server_round in range(1, 6):
-        strategy.state = strategy.aggregate(
-            server_round, {n: predicting(predictions[n]) for n in range(4)}
-        )
-    c = strategy.state.coefficients.whole()
-    np.testing.assert_allclose(c.sum(axis=1), 1)
-    assert (c >= 0).all()
-    for n, like, unlike in ((0, 1, (2, 3)), (1, 0, (2, 3)), (2, 3, (0, 1)), (3, 2, (0, 1))):
-        assert c[n, like] > 1.2 * max(c[n, m] for m in unlike)
-
-
-def test_second_round_depends_on_the_first():
-    rng = np.random.default_rng(4)
-    first, other = random_simplex(rng, 2, 4, 6, 3)
-    second = random_simplex(rng, 4, 6, 3)
-    ends = []
-    for start in (first, other):
-        strategy = strategy_with_clients()
-        strategy.state = strategy.aggregate(1, {n: predicting(start[n]) for n in range(4)})
-        strategy.state = strategy.aggregate(2, {n: predicting(second[n]) for n in range(4)})
-        ends.append(strategy.state.coefficients.whole())
-    assert not np.allclose(ends[0], ends[1])
 
 
 def test_stepped_after_mixing_a_teacher_has_the_coefficients_of_the_round_before():

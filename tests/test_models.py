@@ -46,7 +46,7 @@ def test_two_images_train_every_parameter(name: str, shape: tuple[int, int, int]
         assert parameter.grad.abs().sum() > 0, parameter_name
 
 
-@pytest.mark.parametrize(("shape", "classes"), [(GRAY, 62), (COLOR, 2)])
+@pytest.mark.parametrize(("shape", "classes"), [(GRAY, 62), (COLOR, 2), ((2, 33, 40), 5)])
 @pytest.mark.parametrize("name", MODELS)
 def test_one_logit_per_class(name: str, shape: tuple[int, int, int], classes: int) -> None:
     model = built(name, shape, classes).eval()
@@ -68,14 +68,7 @@ def test_one_logit_per_class(name: str, shape: tuple[int, int, int], classes: in
 )
 def test_parameter_counts(name: str, shape: tuple[int, int, int], expected: int) -> None:
     assert num_parameters(build_model(name, shape, 10)) == expected
-
-
-def test_alexnet_is_light() -> None:
-    assert num_parameters(build_model("alexnet", COLOR, 100)) < 5_000_000
-
-
-def test_buffers_are_not_parameters() -> None:
-    assert num_parameters(nn.BatchNorm2d(7)) == 14
+    assert num_parameters(nn.BatchNorm2d(7)) == 14  # buffers do not count
 
 
 def test_lenet_pads_small_images_only() -> None:
@@ -107,13 +100,6 @@ def test_vgg_sees_the_last_row_of_small_images(name: str) -> None:
     model(image).sum().backward()
     assert image.grad is not None
     assert image.grad[0, 0, -1].abs().sum() > 0
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_other_shapes(name: str) -> None:
-    model = built(name, (2, 33, 40), 5).eval()
-    with torch.inference_mode():
-        assert model(torch.zeros(1, 2, 33, 40)).shape == (1, 5)
 
 
 SMALLEST = {

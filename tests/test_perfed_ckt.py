@@ -1,7 +1,6 @@
 """PerFed-CKT (Cho et al. 2021): clusters, centroids, sampling, and Table 1's communication."""
 
 import itertools
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,8 @@ from helpers import Witness, client_of, random_simplex, run_with, watched
 import fedkd_flwr
 from fedkd_flwr.clients.perfed_ckt import nearest_centroid
 from fedkd_flwr.clients.session import Session
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import read_config
 from fedkd_flwr.config.toml_files import read_toml
-from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
@@ -74,14 +72,6 @@ def test_identical_predictions_make_one_cluster():
     assert labels.tolist() == [0] * 5
 
 
-def test_more_clusters_than_clients_are_refused(small):
-    sentence = "perfed-ckt.clusters = 5 is more than the 4 clients; set it to at most 4"
-    with pytest.raises(ConfigError, match=sentence):
-        read_config({**small, "perfed-ckt.clusters": 5})
-    with pytest.raises(ConfigError, match=r"perfed-ckt.clusters = 0: it should be greater"):
-        read_config({**small, "perfed-ckt.clusters": 0})
-
-
 # ---- Client --------------------------------------------------------------------------
 
 
@@ -93,21 +83,6 @@ def test_nearest_is_by_squared_distance_over_all_samples():
     centroids = torch.stack([near_on_one_sample, far, near_on_both])
     assert nearest_centroid(centroids, predictions) == 2
     assert nearest_centroid(centroids[:2], predictions) == 0
-
-
-def test_regularization_brings_predictions_to_the_centroid(small):
-    """What another client knows of the public data, without its weights or its labels."""
-    other = client_of(small, partition_id=1, **{"local-iterations": 100})
-    target = other.train({}, server_round=1, phase="train").arrays["predictions"]
-
-    def distance_after(weight):
-        changes = {"local-iterations": 50, "perfed-ckt.regularization-weight": weight}
-        client = client_of(small, **changes, momentum=0.0)
-        message = {"centroids": target[None]}
-        reply = client.train(message, server_round=2, phase="train")
-        return ((reply.arrays["predictions"] - target) ** 2).sum()
-
-    assert distance_after(2.0) < 0.7 * distance_after(0.0)
 
 
 def test_a_clients_own_weight_is_lambda_over_its_squared_distance(small):
@@ -230,65 +205,10 @@ def test_the_public_subset_is_one_for_all_rounds_and_clients(small, tmp_path, mo
     assert all(torch.equal(images, first) for _, images in calls)
 
 
-def test_a_client_that_is_not_sampled_keeps_its_model_and_is_evaluated(small, tmp_path):
-    changes = {"num-server-rounds": 6, "fraction-train": 0.5}
-    finished, witness = witnessed_run(small, tmp_path, **changes)
-    trained = {(t, n) for t in range(1, 7) for n in witness.trained(t)}
-    loss = finished.clients.set_index(["round", "partition_id"])["loss"]
-    assert len(loss.dropna()) == 6 * 4
-    kept = 0
-    for t, n in itertools.product(range(2, 7), range(4)):
-        assert (loss[t, n] == loss[t - 1, n]) == ((t, n) not in trained)
-        kept += (t, n) not in trained and any((s, n) in trained for s in range(1, t))
-    assert kept
-
-
-LATE_NODE = 1004  # the fifth
-
-
-class LateGrid(InProcessGrid):
-    """One node connects after round 1."""
-
-    is_first_round = True
-
-    def get_node_ids(self):
-        return [n for n in super().get_node_ids() if n != LATE_NODE or not self.is_first_round]
-
-    def send_and_receive(self, messages, *, timeout=None):
-        messages = list(messages)
-        replies = super().send_and_receive(messages, timeout=timeout)
-        if any(message.metadata.message_type == "train" for message in messages):
-            self.is_first_round = False
-        return replies
-
-
-def test_a_client_that_joins_late_takes_part(small, tmp_path, logged):
-    """Its partition was with a node that fails."""
-    witness = Witness()
-
-    def app(message, context):
-        if context.node_config.get("broken"):
-            raise RuntimeError("its disk is not there")
-        return witness(message, context)
-
-    nodes = {"nodes": 5, "node_configs": {3: {"broken": True}, 4: {"partition-id": 3}}}
-    rounds = {"num-server-rounds": 3}
-    finished, _ = run_with(app, small, tmp_path / "run", LateGrid, **nodes, **rounds)
-    assert list(finished.rounds["replies"]) == [3, 4, 4]
-    assert (finished.rounds["failures"] == 0).all()
-    evaluated = finished.clients.groupby("round")["accuracy"].count()
-    assert evaluated.tolist() == [3, 4, 4]
-    # It has no model yet, and learns from the others' centroids at once.
-    assert witness.trained(1) == [0, 1, 2]
-    assert "centroids" in witness.down[2, "train", 3]
-    assert any("lient 3 joined in round 2" in line for line in logged(logging.INFO))
-
-
 # ---- Communication, Table 1 ----------------------------------------------------------
 
 
 def scripted_app(public_size, classes):
-    """Clients that do not train: each answers one class for everything, its own."""
     one_hot = np.eye(classes, dtype=np.float32)
     answers = [Array(np.tile(row, (public_size, 1))) for row in one_hot]
 

@@ -6,14 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from helpers import Witness, breaking, client_of, raising, replacing, reply_with, run_with, watched
 from torch.nn import functional
 
 import fedkd_flwr
-from fedkd_flwr import runs
 from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.persfl import Candidate, PersFLClient, PersFLGDClient
 from fedkd_flwr.config import ConfigError, read_config
@@ -321,31 +319,6 @@ def test_a_client_with_invalid_pairs_is_left_out_of_the_table(lie, reason, small
     last = finished.clients.set_index("partition_id")
     assert re.search(reason, last["failure"][1])
     assert last["accuracy"].notna().all()
-
-
-def test_pairs_are_neither_lost_nor_doubled_when_a_run_stops_at_its_end(
-    small, tmp_path, monkeypatch
-):
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-
-    def power_cut(*_):
-        raise RuntimeError("power cut")
-
-    # The tables of the last round are written, its checkpoint is not.
-    with monkeypatch.context() as patch:
-        original = runs.directory.write_checkpoint
-        patch.setattr(
-            runs.directory,
-            "write_checkpoint",
-            lambda path, record, *rest: (
-                power_cut() if record.server_round == 2 else original(path, record, *rest)
-            ),
-        )
-        with pytest.raises(RuntimeError, match="power cut"):
-            fedkd_flwr.run(small, output_dir=tmp_path / "cut")
-    assert (tmp_path / "cut" / "pairs.jsonl").exists()
-    resumed = fedkd_flwr.resume(tmp_path / "cut")
-    pd.testing.assert_frame_equal(resumed.table(PAIRS), whole.table(PAIRS))
 
 
 def test_the_personalized_model_is_evaluated_in_the_last_round(small, tmp_path):

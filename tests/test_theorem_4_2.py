@@ -34,8 +34,6 @@ def products(inputs, weights):
 
 
 class LinearModel(nn.Module):
-    """A model that gives the first of two classes the probability x'w."""
-
     def __init__(self, weights):
         super().__init__()
         self.weights = nn.Parameter(torch.tensor(weights, dtype=torch.float64))
@@ -46,7 +44,6 @@ class LinearModel(nn.Module):
 
 
 def squared_error(model, inputs, answers):
-    """The private loss of the theorem."""
     return (products(inputs, model.weights) - answers).square().mean()
 
 

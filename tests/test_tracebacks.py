@@ -35,7 +35,6 @@ def fail_second(reply):
 
 
 def raised(change):
-    """Return the exception that a change of a reply raises, with its traceback."""
     try:
         change(None)
     except KeyError as error:
