@@ -247,10 +247,7 @@ class PersFL(FedAvg):
     def rows_of_stage_2(self, server_round: int, model: Model) -> list[dict[str, Any]]:
         """Let all clients distill from their teachers, and return the rows of ``pairs``.
 
-        Raises
-        ------
-        TooFewRepliesError
-            If fewer than ``min-replies`` clients are personalized.
+        Raises `TooFewRepliesError` if fewer than ``min-replies`` clients are personalized.
         """
         clients, grid = self.round.reachable, self.settings.grid()
         log(INFO, "Stage 2: %d pairs of lambda and T on each client", len(grid))

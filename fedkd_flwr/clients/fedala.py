@@ -73,12 +73,7 @@ class FedALAClient(ParameterClient):
     def mix_with(self, own: Parameters, server_round: int) -> dict[str, Tensor]:
         """Learn W, fill the model with the mixture, and return W.
 
-        Parameters
-        ----------
-        own : mapping of str to Tensor
-            L in the mixed layers. The model holds G.
-        server_round : int
-            Round of the run. The samples for W depend on it.
+        `own` is L in the mixed layers; the model holds G. The samples for W depend on the round.
         """
         received = self.mixed_parameters()
         kept = self.state.mixing

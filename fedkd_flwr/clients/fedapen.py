@@ -43,16 +43,9 @@ class EnsembleLearning:
 
 
 def slope_of(weight: float, private: Tensor, shared: Tensor, labels: Tensor) -> float:
-    """Return the derivative in lambda of the ensemble's mean cross-entropy.
+    """Return the derivative in lambda, at `weight`, of the ensemble's mean cross-entropy.
 
-    Parameters
-    ----------
-    weight : float
-        lambda.
-    private, shared : Tensor
-        Logits of both models, (n, K).
-    labels : Tensor
-        Shape (n,).
+    Logits of both models (n, K), labels (n,).
     """
     errors = functional.softmax(torch.lerp(shared, private, weight), dim=1)
     errors = errors - functional.one_hot(labels, private.shape[1])

@@ -65,12 +65,9 @@ class FedFomoClient(ParameterClient):
         return TrainReply({**self.model_arrays(), GAINS_OF_OTHERS: reported}, {"train-loss": loss})
 
     def weigh(self, candidates: Sequence[Model]) -> NDArray[np.float64]:
-        """Return the gain of each model, (M,), over the start of the last training.
+        """Return the gain of each of M models, (M,), over the start of the last training.
 
-        Parameters
-        ----------
-        candidates : sequence of dict
-            M models, the client's last one included. `model` is overwritten.
+        The client's last model is among them. `model` is overwritten.
         """
         if self.state.start:
             fill_model(self.model, self.state.start)

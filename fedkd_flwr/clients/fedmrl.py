@@ -18,13 +18,7 @@ from strategies.fedmrl import FedMRLSettings
 
 
 class FusedPair(Pair):
-    """A private and a shared model with a projector on the features of both.
-
-    Parameters
-    ----------
-    private, shared : nn.Module
-        They are not copied.
-    """
+    """A private and a shared model, not copied, with a projector on the features of both."""
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
         super().__init__(private, shared)

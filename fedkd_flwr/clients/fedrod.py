@@ -17,14 +17,9 @@ from fedkd_flwr.models.vectors import copied_state
 
 
 class Decoupled(nn.Module):
-    """A global model and a personal head on its features, to be trained together.
+    """A global model, not copied, and a personal head on its features, to be trained together.
 
-    Parameters
-    ----------
-    shared : nn.Module
-        The global model; not copied.
-    head : nn.Linear
-        p, of the shape of the model's own head.
+    The head p has the shape of the model's own head.
     """
 
     def __init__(self, shared: nn.Module, head: nn.Linear) -> None:

@@ -63,10 +63,7 @@ class LocalTraining:
     def recall(self, folder: MemoryFolder, before_round: int) -> None:
         """Take over the memory from before a round.
 
-        Raises
-        ------
-        ForgottenRunError, DamagedMemoryError
-            As of `MemoryFolder.read`.
+        Raises `ForgottenRunError` or `DamagedMemoryError` as of `MemoryFolder.read`.
         """
         self.memory.replace(folder.read(before_round) or Memory())
 
@@ -195,12 +192,8 @@ class PrivateTraining(LocalTraining):
     ) -> Gradients:
         """Count a round's steps as spent, then return what takes their gradients.
 
-        Raises
-        ------
-        ValueError
-            If the model mixes samples.
-        PolicyError
-            If the steps would exceed the node's budget.
+        Raises `ValueError` if the model mixes samples. Raises `PolicyError` if the steps would
+        exceed the node's budget.
         """
         require_separate_samples(model)
         settings = self.run.dp_sgd

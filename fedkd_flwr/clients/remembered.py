@@ -134,10 +134,7 @@ class Remembered:
     def _forget(self, request: Request) -> None:
         """Forget the run, in the context and on disk.
 
-        Raises
-        ------
-        PolicyError
-            If it is the memory of another run or of other settings.
+        Raises `PolicyError` if it is the memory of another run or of other settings.
         """
         self._require_own(self.memory, request)
         self._require_own_files(request)

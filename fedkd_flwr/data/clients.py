@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.by_file import split_by_file, test_positions
 from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_data import content_digest
 from fedkd_flwr.data.custom_partition import call_for_partition
+from fedkd_flwr.data.natural_split import split_naturally, test_positions
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
     number_in_common,
@@ -107,13 +107,8 @@ def client_indices(plan: DataPlan) -> list[Indices]:
             "num-clients"
         )
     labels = labels_of(settings)[private]
-    if settings.partition == BY_COLUMN:
-        # Deferred: Arrow is loaded for tables alone.
-        from fedkd_flwr.data.by_column import split_by_column
-
-        shares = split_by_column(settings, private, plan.num_clients, plan.seed)
-    elif settings.partition == BY_FILE:
-        shares = split_by_file(settings, private, plan.num_clients)
+    if settings.partition in (BY_COLUMN, BY_FILE):
+        shares = split_naturally(settings, private, plan.num_clients, plan.seed)
     elif is_custom(settings.partition):
         shares = call_for_partition(
             settings.partition, labels, plan.num_clients, plan.seed, private

@@ -1,6 +1,7 @@
 """Custom data, as a function returns it: samples of any shape, and their classes."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +70,17 @@ def as_data_set(name: str, given: object) -> OwnArrays:
     labels = _tensor(name, given[1], "; numpy.unique(labels, return_inverse=True)[1] numbers words")
     samples, labels = _checked_samples(name, samples, labels), _checked_labels(name, labels)
     return OwnArrays(samples, labels, *(_checked_clients(name, c, labels) for c in given[2:]))
+
+
+def joined_data_set(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> OwnArrays:
+    """Return the samples and labels of several files as one data set, after checking them.
+
+    Raises `DataError` as of `as_data_set`, or if the files have samples of several shapes.
+    """
+    shapes = sorted({samples.shape[1:] for samples, _ in pairs})
+    if len(shapes) > 1:
+        raise DataError(f"{name} has samples of several shapes: {shapes}")
+    return as_data_set(name, tuple(np.concatenate(parts) for parts in zip(*pairs, strict=True)))
 
 
 def require_complete(samples: Tensor, name: str, model: str) -> None:

@@ -321,6 +321,28 @@ def _words(column: Column, names: Sequence[str], owner: str) -> list[str]:
     return [names[number] for number in numbers]
 
 
+def require_column(schema: pa.Schema, column: str, owner: str) -> None:
+    """Refuse a table without a column."""
+    if column not in schema.names:
+        raise DataError(f"{owner} has the columns {', '.join(schema.names)}")
+
+
+def values_in(column: Column, owner: str) -> list[str] | list[int]:
+    """Return the values of a column of text or whole numbers.
+
+    Raises `DataError` if it holds something else, or a row is empty.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    is_word = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if not (is_word or pa.types.is_integer(column.type)):
+        raise DataError(f"{owner} holds {column.type}; it should hold text or whole numbers")
+    if column.null_count:
+        raise DataError(f"{owner} has {column.null_count} empty rows")
+    values: list[Any] = column.to_pylist()
+    return values
+
+
 def groups_in(table: pa.Table, column: str) -> list[str]:
     """Return the group of each row of a table, as its column of groups names it; empty without one.
 

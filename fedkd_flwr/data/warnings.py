@@ -40,7 +40,7 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
             f"the labels of {name} go from {lowest} to {highest}, and models get an output for "
             f"each class from 0 to {highest}: number the classes from 0"
         )
-    if found.clients is not None and settings.partition != BY_COLUMN:
+    if found.owners and is_function(name) and settings.partition != BY_COLUMN:
         warnings.append(
             f"{name} returns the client of each sample, which partition = {settings.partition} "
             f"does not read: set partition to {BY_COLUMN}"
@@ -73,9 +73,8 @@ def _is_repeatable(name: str) -> bool:
     if name.startswith(f"{OBJECT}:"):
         return True
     before = load_images(name)
-    return (
-        call_for_data(name).digest == OwnArrays(before.images, before.labels, before.clients).digest
-    )
+    clients = before.owners.of_samples if before.owners else None
+    return call_for_data(name).digest == OwnArrays(before.images, before.labels, clients).digest
 
 
 def warnings_about_copies(samples: Tensor, clients: Sequence[Parts], public: Tensor) -> list[str]:

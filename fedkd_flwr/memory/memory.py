@@ -141,15 +141,8 @@ class Memory:
         """Store an optimizer's state, such as momenta and step counts, by parameter.
 
         An entry's name is that of its parameter and its own, as ``model/head.bias/exp_avg``.
-
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            The optimizer.
-        names : mapping of nn.Parameter to str
-            The network and name of each parameter.
-        without : collection of nn.Parameter
-            Parameters whose stored state stays as it is.
+        `names` are network and name of each parameter; the stored state of those in `without` stays
+        as it is.
         """
         trained = {names[own]: own for own in _parameters(optimizer, without)}
         if not trained:
@@ -189,14 +182,7 @@ class Memory:
     ) -> None:
         """Load the stored state into an optimizer, if any. Its learning rate does not change.
 
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            The optimizer.
-        names : mapping of nn.Parameter to str
-            The network and name of each parameter.
-        without : collection of nn.Parameter
-            Parameters that start without state.
+        `names` are network and name of each parameter; those in `without` start without state.
         """
         momenta, left_out, state = self._momenta(), set(without), {}
         for place, own in enumerate(_parameters(optimizer)):

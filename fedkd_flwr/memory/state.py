@@ -23,10 +23,7 @@ class State:
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field.
 
-        Raises
-        ------
-        AttributeError
-            If there is no such field.
+        Raises `AttributeError` if there is no such field.
         """
         if name not in type(self).__dataclass_fields__:
             raise AttributeError(f"`{name}` is no field of {type(self).__qualname__}; declare it")
@@ -86,10 +83,7 @@ class StoredState:
     def save(self, memory: Memory) -> None:
         """Save the changed fields in a memory.
 
-        Raises
-        ------
-        TypeError
-            If a field is of another kind than a state may have.
+        Raises `TypeError` if a field is of another kind than a state may have.
         """
         for field in saved_fields(self.value):
             name, value = field.name, getattr(self.value, field.name)

@@ -52,17 +52,7 @@ def genotype_figure(genotype: Genotype) -> Figure:
 def plot_genotype(run: Run, partition_id: int) -> Figure:
     """Draw the cells that a client's search found.
 
-    Parameters
-    ----------
-    run : Run
-        A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
-    partition_id : int
-        The client.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the run has no architecture weights.
+    Raises `RunDirectoryError` if the run has no architecture weights.
     """
     return genotype_figure(client_genotypes(run)[partition_id])
 
@@ -70,28 +60,11 @@ def plot_genotype(run: Run, partition_id: int) -> Figure:
 def draw_genotypes(
     run: Run, folder: Path | str, rule: Rule = "every-edge", file_format: str = "png"
 ) -> list[Path]:
-    """Draw every client's genotype.
+    """Draw every client's genotype into a folder, made if missing, and return the files.
 
-    Parameters
-    ----------
-    run : Run
-        A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
-    folder : Path or str
-        Gets one figure per client, ``client-N.png``; created if missing.
-    rule : {"every-edge", "two-edges"}
-        Which edges are kept.
-    file_format : str
-        One of `fedkd_flwr.plots.axes.FORMATS`.
-
-    Returns
-    -------
-    list of Path
-        The files, by partition-id.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the run has no architecture weights, or the folder cannot be written.
+    They are named ``client-N.png``; `rule` says which edges are kept, and the format is one of
+    `fedkd_flwr.plots.axes.FORMATS`. Raises `RunDirectoryError` if the run has no architecture
+    weights, or the folder cannot be written.
     """
     genotypes = client_genotypes(run, rule)
     return write_figures(

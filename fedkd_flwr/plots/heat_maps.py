@@ -53,24 +53,10 @@ def plot_sharing(
 ) -> Figure:
     """Draw a coefficient or sharing matrix as a heat map: who learns from whom.
 
-    The color scale ends at the largest weight between two clients. A client's weight for itself is
-    often so large that the others could not be distinguished.
-
-    Parameters
-    ----------
-    run : Run
-        A run of a method with such a matrix.
-    server_round : int, optional
-        The round; the last one by default.
-    name : str, optional
-        Name of the matrix; the first one by default.
-    order : sequence of int, optional
-        Partition-ids from top to bottom; by default clients with similar labels are adjacent.
-
-    Raises
-    ------
-    ValueError
-        If the run has no such matrix or round.
+    By default the first matrix after the last round. The color scale ends at the largest weight
+    between two clients. A client's weight for itself is often so large that the others could not be
+    distinguished. `order` has the partition-ids from top to bottom; by default clients with similar
+    labels are adjacent. Raises `ValueError` if the run has no such matrix or round.
     """
     names = sharing_matrices(run)
     if not names or (name and name not in names):
@@ -100,17 +86,8 @@ def plot_sharing(
 def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
     """Draw each client's cluster over rounds; gray where a client did not participate.
 
-    Parameters
-    ----------
-    run : Run
-        A run of a method that clusters clients.
-    order : sequence of int, optional
-        Partition-ids from top to bottom; by default clients with similar labels are adjacent.
-
-    Raises
-    ------
-    ValueError
-        If the run has no clusters.
+    `order` has the partition-ids from top to bottom; by default clients with similar labels are
+    adjacent. Raises `ValueError` if the run has no clusters.
     """
     if "clusters" not in run.matrices:
         raise ValueError(f"{run.path.name} has no clusters.")
@@ -143,15 +120,7 @@ def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
 def plot_partition(run: Run) -> Figure:
     """Draw the number of samples by client and class as a heat map.
 
-    Parameters
-    ----------
-    run : Run
-        The run, finished or not.
-
-    Raises
-    ------
-    ConfigError, DataError
-        If the data of the run cannot be rebuilt on this machine.
+    Raises `ConfigError` or `DataError` if the data of the run cannot be rebuilt on this machine.
     """
     counts = label_counts(run)
     figure, axes = new_figure("Client", "Class", grid=False)

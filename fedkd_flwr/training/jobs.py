@@ -54,10 +54,7 @@ class TrainJob:
     def __post_init__(self) -> None:
         """Refuse a loss of PyTorch itself, which takes logits.
 
-        Raises
-        ------
-        TypeError
-            With what to write instead.
+        Raises `TypeError` with what to write instead.
         """
         module = getattr(self.loss, "__module__", None) or ""
         if isinstance(self.loss, nn.Module) or module.startswith("torch."):
