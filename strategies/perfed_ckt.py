@@ -80,11 +80,8 @@ class PerFedCKTSettings(SoftPredictionSettings):
     def factor(self, distance: float) -> float:
         """Return what multiplies lambda at a client.
 
-        Parameters
-        ----------
-        distance : float
-            v_k², squared L2 distance of the client's predictions to its centroid, summed over
-            classes, mean over samples.
+        The distance is v_k², the squared L2 distance of the client's predictions to its centroid,
+        summed over classes, mean over samples.
         """
         return 1 / max(distance, LEAST_DISTANCE) if self.weight_by_distance else 1.0
 
@@ -95,25 +92,11 @@ def cluster_predictions(
     seed: int,
     mix: Mix = weighted_mean,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Cluster clients by k-means on their flattened soft predictions.
+    """Cluster m clients by k-means on their flattened soft predictions (m, P, K).
 
-    Parameters
-    ----------
-    predictions : ndarray
-        Shape (m, P, K).
-    clusters : int
-        c; at most one centroid per distinct prediction is returned.
-    seed : int
-        Seed of the k-means initialization.
-    mix : callable
-        Computes centroids from (c, m) weights of the members and the predictions.
-
-    Returns
-    -------
-    centroids : ndarray
-        Shape (min(c, distinct), P, K) float32, rows on the simplex.
-    labels : ndarray
-        Shape (m,), the centroid of each client.
+    Return centroids, (min(c, distinct), P, K) float32 with rows on the simplex, and the centroid of
+    each client, (m,). At most one centroid per distinct prediction is returned; `mix` computes them
+    from (c, m) weights of the members and the predictions.
     """
     # Deferred: clients import this module, but only the server clusters.
     from sklearn.cluster import KMeans

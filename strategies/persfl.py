@@ -132,18 +132,8 @@ class PersFLSettings(Settings):
 def check_pairs(reply: Reply, client: ClientInfo) -> None:
     """Refuse impossible counts of correct predictions.
 
-    Parameters
-    ----------
-    reply : Reply
-        Its array `PAIRS`, (pairs, 2): correct predictions on validation and test data, or
-        `DIVERGED` for both.
-    client : ClientInfo
-        Sizes of its splits, as reported when it joined.
-
-    Raises
-    ------
-    InvalidReplyError
-        If a count is below 0 or above the size of its split.
+    The reply's array `PAIRS`, (pairs, 2), has those on validation and test data, or `DIVERGED` for
+    both. Raises `InvalidReplyError` if a count is below 0 or above the size of the client's split.
     """
     counts = reply.arrays[PAIRS]
     sizes = np.array([client.validation_size, client.test_size])
@@ -158,16 +148,9 @@ def check_pairs(reply: Reply, client: ClientInfo) -> None:
 def pair_rows(
     grid: Sequence[tuple[float, float]], counts: NDArray[np.int32], client: ClientInfo
 ) -> list[dict[str, Any]]:
-    """Return one row per pair of a client, with accuracies None if the pair diverged.
+    """Return one row per pair (lambda, T) of a client, with accuracies None if the pair diverged.
 
-    Parameters
-    ----------
-    grid : sequence of (float, float)
-        The pairs (lambda, T).
-    counts : ndarray
-        Shape (pairs, 2), see `check_pairs`.
-    client : ClientInfo
-        Sizes of its splits.
+    Counts (pairs, 2) are those of `check_pairs`.
     """
     rows = []
     for (imitation, temperature), (validated, tested) in zip(grid, counts.tolist(), strict=True):

@@ -112,21 +112,8 @@ def drawn_by_entropy(
 ) -> NDArray[np.int64]:
     """Draw samples without replacement, with probabilities proportional to ``exp(sign * H)``.
 
-    Parameters
-    ----------
-    logits : ndarray
-        Shape (P, K); H is the entropy of their softmax.
-    number : int
-        How many to draw.
-    sign : int
-        1 prefers uncertain samples, -1 certain ones.
-    generator : Generator
-        Draws them.
-
-    Returns
-    -------
-    ndarray
-        Ascending positions.
+    H is the entropy of the softmax of logits (P, K); sign 1 prefers uncertain samples, -1 certain
+    ones. Return ascending positions.
     """
     probabilities = softmax(logits.astype(float))
     entropy = -(probabilities * np.log(np.maximum(probabilities, 1e-12))).sum(axis=1)

@@ -112,19 +112,9 @@ def stacked(replies: Mapping[int, Reply]) -> tuple[NDArray[np.float32], NDArray[
 
 
 def mean_by_class(means: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
-    """Average class means over clients, with separate weights per class.
+    """Average class means (R, K, d) over clients, with separate weights (R, K) per class.
 
-    Parameters
-    ----------
-    means : ndarray
-        Shape (R, K, d).
-    weights : ndarray
-        Shape (R, K), non-negative.
-
-    Returns
-    -------
-    ndarray
-        Shape (K, d); zeros for a class with weight 0.
+    Weights are not negative. The result (K, d) is zero for a class with weight 0.
     """
     totals = weights.sum(axis=0)
     shares = weights / np.where(totals > 0, totals, 1)

@@ -77,21 +77,9 @@ def selective_mean(
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Average the predictions of each sample's givers, and say which samples are kept.
 
-    Parameters
-    ----------
-    predictions : ndarray
-        Shape (R, P, K), rows on the simplex.
-    selected : ndarray
-        Shape (R, P), which clients selected which samples.
-    threshold : float
-        tau_server.
-
-    Returns
-    -------
-    mean : ndarray
-        Shape (P, K), rows on the simplex; uniform where a sample is not kept.
-    kept : ndarray
-        Shape (P,).
+    Predictions (R, P, K) have rows on the simplex, `selected` (R, P) says which clients selected
+    which samples, and the threshold is tau_server. Return the mean (P, K), uniform where a sample
+    is not kept, and which are kept, (P,).
     """
     givers = selected.sum(axis=0)
     total = (predictions * selected[:, :, None]).sum(axis=0)

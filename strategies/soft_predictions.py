@@ -120,19 +120,8 @@ class DistillationSettings(SoftPredictionSettings):
 def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str | float) -> None:
     """Refuse options of soft predictions that a method does not have.
 
-    Parameters
-    ----------
-    settings : SoftPredictionSettings
-        The settings of the method.
-    reason : str
-        Why, for the message.
-    **allowed : str or float
-        The one possible value of each.
-
-    Raises
-    ------
-    ImpossiblePlanError
-        If a setting has another value.
+    `allowed` has the one possible value of each. Raises `ImpossiblePlanError`, with the reason, if
+    a setting has another.
     """
     for name, value in allowed.items():
         if (given := getattr(settings, name)) != value:

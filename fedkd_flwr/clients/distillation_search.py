@@ -15,12 +15,8 @@ from fedkd_flwr.training.loop import Evaluation
 class Candidate:
     """A model that was distilled for a pair of the grid, with its results.
 
-    Attributes
-    ----------
-    validation, test : Evaluation
-        On validation data, which select the model, and on test data, which select nothing.
-    weights : dict of str to Tensor
-        The model's parameters and buffers.
+    Those on validation data select the model, those on test data select nothing. `weights` are its
+    parameters and buffers.
     """
 
     validation: Evaluation

@@ -35,13 +35,7 @@ class FedALAClient(ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        mixing : dict of str to Tensor
-            W by the names of the mixed parameters; empty until the client has mixed.
-        """
+        """What the client keeps: W by the names of the mixed parameters; empty before a mixture."""
 
         mixing: dict[str, Tensor] = field(default_factory=dict)
 

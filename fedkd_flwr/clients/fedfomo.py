@@ -35,13 +35,7 @@ class FedFomoClient(ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        start : dict of str to Tensor
-            The model from which it started its last training; empty before the first.
-        """
+        """What the client keeps: the model that began its last training; empty before the first."""
 
         start: dict[str, Tensor] = field(default_factory=dict)
 

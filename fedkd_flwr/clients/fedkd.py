@@ -53,13 +53,7 @@ class FedKDClient(SharedModelClient):
 
     @dataclass(kw_only=True)
     class State(SharedModelClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        between_features : dict of str to Tensor
-            W, the matrix between the features; empty before the first training.
-        """
+        """What the client keeps: W, the matrix between the features; empty before a training."""
 
         between_features: dict[str, Tensor] = field(default_factory=dict)
 

@@ -21,15 +21,10 @@ FARTHEST = 1e5
 
 @dataclass(frozen=True)
 class TowardsPrototypes:
-    """Cross-entropy plus ``weight / d * ||h(x) - prototype[y]||²``.
+    """Cross-entropy plus ``weight / d * ||h(x) - prototype[y]||²``, with the weight lambda.
 
-    Attributes
-    ----------
-    tensors : sequence of Tensor
-        The prototypes, (K, d), and flags, (K,), 1 for a class that has a prototype, else 0.
-        Samples of classes without a prototype add nothing.
-    weight : float
-        lambda.
+    The client's tensors are the prototypes, (K, d), and flags, (K,), 1 for a class that has a
+    prototype, else 0. Samples of classes without a prototype add nothing.
     """
 
     tensors: Sequence[Tensor] = field(compare=False)

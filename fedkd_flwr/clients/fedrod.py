@@ -33,10 +33,7 @@ class Decoupled(nn.Module):
 class RobustDecoupling:
     """The sum of both losses of Fed-RoD. Each has a gradient only for its own part.
 
-    Attributes
-    ----------
-    tensors : sequence of Tensor
-        Of the client: log N_c, shape (K,), minus infinity for a class without samples.
+    The client's tensor is log N_c, shape (K,), minus infinity for a class without samples.
     """
 
     tensors: Sequence[Tensor] = field(compare=False)
@@ -56,13 +53,7 @@ class FedRoDClient(ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        personal_head : dict of str to Tensor
-            p, weight and bias.
-        """
+        """What the client keeps: p, weight and bias."""
 
         personal_head: dict[str, Tensor]
 

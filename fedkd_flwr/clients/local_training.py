@@ -44,17 +44,7 @@ from strategies.core.randomness import random_generator
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Batches and gradients of plain training.
-
-    Attributes
-    ----------
-    run : RunConfig
-        Its settings of the training.
-    node : Node
-        The client.
-    memory : Memory
-        What the client remembers.
-    """
+    """Batches and gradients of plain training of a client, with the settings of the run."""
 
     run: RunConfig
     node: Node

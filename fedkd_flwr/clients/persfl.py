@@ -42,12 +42,7 @@ DIVERGENCES: dict[str, SoftLoss] = {"forward": kl_to_teacher, "reverse": kl_from
 class Imitation:
     """``(1 - lambda) CE + lambda T² soft loss`` on labels and soft labels (Eqs. 3 and 7).
 
-    Attributes
-    ----------
-    share, temperature : float
-        lambda and T.
-    soft_loss : callable
-        KL divergence (Eq. 3) or cross-entropy (Eq. 7).
+    The soft loss is the KL divergence (Eq. 3) or the cross-entropy (Eq. 7).
     """
 
     share: float

@@ -197,15 +197,7 @@ def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str
 
 @dataclass(frozen=True, eq=False)
 class SameObjects:
-    """The configs of a run as the key of a cache, compared by identity: nobody changes them.
-
-    Attributes
-    ----------
-    run : RunConfig
-        The run config.
-    settings : Settings
-        The settings of the method.
-    """
+    """The configs of a run as the key of a cache, compared by identity: nobody changes them."""
 
     run: RunConfig
     settings: Settings

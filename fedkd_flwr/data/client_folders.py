@@ -26,19 +26,9 @@ SAMPLES, LABELS = ("x", "samples", "images", "data"), ("y", "labels", "label", "
 class Owners:
     """Which client has each sample, and which samples are test samples.
 
-    Attributes
-    ----------
-    clients : ndarray
-        Shape (n,), int64, from 0.
-    is_test : ndarray
-        Shape (n,), bool: whether the sample is for testing, whatever ``client-split`` says.
-    names : tuple of str or of int
-        The folder, file, or value of a column of each client.
-
-    Raises
-    ------
-    DataError
-        If a named client has no sample.
+    Clients (n,) are int64, from 0, and named by their folder, file, or value of a column. `is_test`
+    (n,) says whether the sample is for testing, whatever ``client-split`` says. Raises `DataError`
+    if a named client has no sample.
     """
 
     clients: NDArray[np.int64]

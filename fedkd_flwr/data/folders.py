@@ -47,18 +47,9 @@ def tables_at(path: Path) -> list[Path]:
 class ImageFile:
     """An image file of a labeled folder.
 
-    Attributes
-    ----------
-    file : Path
-        Where it lies.
-    label : int
-        Its class; 0 without classes.
-    client : int
-        In which of the clients' folders it lies; 0 in a folder of one.
-    part : str
-        The part that it lies in, of `fedkd_flwr.data.storage.PART_KINDS`; empty without parts.
-    path : PurePath
-        Its path below the class folder, such as ``P07_scan3.png`` or ``P07/scan3.png``.
+    Its class is 0 without classes; `client` is in which of the clients' folders it lies, 0 in a
+    folder of one. `part` is of `fedkd_flwr.data.storage.PART_KINDS`, empty without parts. `path` is
+    that below the class folder, such as ``P07_scan3.png`` or ``P07/scan3.png``.
     """
 
     file: Path

@@ -55,10 +55,7 @@ class ForgottenRunError(RuntimeError):
 class MemoryFolder:
     """The files with one client's memory of one run.
 
-    Attributes
-    ----------
-    path : Path
-        ``STATE-DIR/PARTITION-ID/RUN``. Created when something is written.
+    They lie in ``STATE-DIR/PARTITION-ID/RUN``, which is made when something is written.
     """
 
     path: Path

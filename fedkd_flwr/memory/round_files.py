@@ -43,14 +43,8 @@ class DamagedMemoryError(RuntimeError):
 class Contents(NamedTuple):
     """What the header of a file names.
 
-    Attributes
-    ----------
-    metadata : dict of str to object
-        What is stored besides arrays.
-    arrays : dict of str to dict
-        Entries of arrays by the first part and by the rest of their names.
-    start : int
-        Where the arrays begin, in bytes.
+    `metadata` is stored besides arrays, whose entries are by the first part and by the rest of
+    their names; they begin at the byte `start`.
     """
 
     metadata: dict[str, Any]
@@ -101,10 +95,7 @@ def require_readable(file: Path) -> None:
 class SharedFolder:
     """The files with the memories of all clients of one run.
 
-    Attributes
-    ----------
-    path : Path
-        ``STATE-DIR/together/RUN``. Created when something is written.
+    They lie in ``STATE-DIR/together/RUN``, which is made when something is written.
     """
 
     path: Path

@@ -80,14 +80,9 @@ class TrainJob:
 
 @dataclass(frozen=True, eq=False)
 class PredictJob:
-    """A model's logits on images, (P, K) float32.
+    """A model's logits (P, K) float32 on images (P, channels, height, width).
 
-    Attributes
-    ----------
-    model : nn.Module
-        Left in evaluation mode.
-    images : Tensor
-        Shape (P, channels, height, width).
+    The model is left in evaluation mode.
     """
 
     model: nn.Module
