@@ -42,16 +42,10 @@ class DamagedLedgerError(RuntimeError):
 
 @dataclass(frozen=True)
 class PrivacyLedger:
-    """The releases of a node.
+    """The releases of a node, in a file that is made with the first one.
 
-    Attributes
-    ----------
-    file : Path
-        Made with the first release.
-    budget : float
-        Largest epsilon of all releases together, and for each sample of all trainings together.
-    delta : float
-        delta at which epsilon is counted.
+    `budget` is the largest epsilon of all releases together, and for each sample of all trainings
+    together; it is counted at `delta`.
     """
 
     file: Path

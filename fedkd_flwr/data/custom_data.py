@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable, told
 from fedkd_flwr.data.registry import DataError
 
 SIGNATURE = "() -> (samples (n, ...), labels (n,))"
@@ -54,8 +54,7 @@ def call_for_data(name: str) -> OwnArrays:
         returned = load()
     # A user's function may raise anything.
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise DataError(f"{name}() fails: {type(error).__name__}: {text}") from error
+        raise DataError(f"{name}() fails: {told(error)}") from error
     return as_data_set(f"{name}()", returned)
 
 

@@ -26,18 +26,10 @@ OF_SESSION = (ROUND, OWNER, SPENT, MODEL, MOMENTA)
 
 
 class Memory:
-    """What a client keeps from one message to the next.
+    """What a client keeps from one message to the next: tensors and numbers, by group and name.
 
-    Groups are replaced, never changed: a draft of a memory shares them with the original.
-
-    Attributes
-    ----------
-    tensors : dict of str to dict
-        Tensors by group and name, such as the model's under ``model``.
-    numbers : dict of str to dict
-        Numbers by group and name.
-    changed : set of str
-        Groups that were saved since the memory was read.
+    The model's tensors have the group ``model``. Groups are replaced, never changed: a draft of a
+    memory shares them with the original. `changed` are those saved since the memory was read.
     """
 
     def __init__(

@@ -39,26 +39,10 @@ Versions = list[tuple[str, Any, int]]
 class StoredState:
     """A client's state, read from its memory and saved there.
 
-    Parameters
-    ----------
-    kind : type of State
-        The dataclass.
-    memory : Memory
-        The client's memory. A part of it that holds a field is named after the field.
-    device : str
-        Where the state's tensors are. They are copies, and may be changed in place.
-    begin : callable
-        Returns the state before the first message, for what the memory does not hold.
-
-    Attributes
-    ----------
-    value : State
-        The state.
-
-    Raises
-    ------
-    TypeError
-        If a field has the name of something that every client keeps.
+    A part of the memory that holds a field is named after the field. Tensors are copies on the
+    device, and may be changed in place. `begin` returns the state before the first message, for
+    what the memory does not hold. Raises `TypeError` if a field has the name of something that
+    every client keeps.
     """
 
     def __init__(

@@ -9,7 +9,6 @@ from matplotlib.patches import FancyArrowPatch
 from fedkd_flwr.analysis.genotypes import client_genotypes
 from fedkd_flwr.models.darts.genotype import Genotype, Node
 from fedkd_flwr.models.darts.settings import CELL_INPUTS
-from fedkd_flwr.models.darts.supernet import Rule
 from fedkd_flwr.plots.axes import write_figures
 from fedkd_flwr.runs import Run
 
@@ -57,21 +56,15 @@ def plot_genotype(run: Run, partition_id: int) -> Figure:
     return genotype_figure(client_genotypes(run)[partition_id])
 
 
-def draw_genotypes(
-    run: Run, folder: Path | str, rule: Rule = "every-edge", file_format: str = "png"
-) -> list[Path]:
+def draw_genotypes(run: Run, folder: Path | str, file_format: str = "png") -> list[Path]:
     """Draw every client's genotype into a folder, made if missing, and return the files.
 
-    They are named ``client-N.png``; `rule` says which edges are kept, and the format is one of
+    They are named ``client-N.png``; the format is one of
     `fedkd_flwr.plots.axes.FORMATS`. Raises `RunDirectoryError` if the run has no architecture
     weights, or the folder cannot be written.
     """
-    genotypes = client_genotypes(run, rule)
-    return write_figures(
-        ((f"client-{n}", genotype_figure(genotype)) for n, genotype in enumerate(genotypes)),
-        folder,
-        file_format,
-    )
+    named = ((f"client-{n}", genotype_figure(own)) for n, own in enumerate(client_genotypes(run)))
+    return write_figures(named, folder, file_format)
 
 
 def _draw_cell(axes: Axes, cell: tuple[Node, ...]) -> None:

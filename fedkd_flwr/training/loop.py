@@ -208,32 +208,10 @@ def train_on(
     gradients: Gradients = backpropagate,
     alternate: torch.optim.Optimizer | None = None,
 ) -> float:
-    """Take one optimizer step per batch.
+    """Take one optimizer step per batch, as a `fedkd_flwr.training.jobs.TrainJob` says.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Trained in place.
-    loss : callable
-        Mean loss of the model on a batch.
-    optimizer : torch.optim.Optimizer
-        Takes one step per batch.
-    batches : iterable of tuple of Tensor
-        On the model's device.
-    gradients : callable
-        What sets the gradients of a batch.
-    alternate : torch.optim.Optimizer, optional
-        Takes the step on the first batch and then on every other one, in place of `optimizer`.
-
-    Returns
-    -------
-    float
-        Mean loss over all samples on which `optimizer` took its steps.
-
-    Raises
-    ------
-    DivergedError
-        If the mean loss, or a weight at the end, is not finite.
+    Return the mean loss over all samples on which `optimizer` took its steps. Raises
+    `DivergedError` if it, or a weight at the end, is not finite.
     """
     model.train()
     device = next(model.parameters()).device
