@@ -21,13 +21,11 @@ from flwr.app import Message
 
 import strategies
 from fedkd_flwr.clients.policy import PolicyError
+from fedkd_flwr.custom_objects.importing import INSTALLED, OURS
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.training.loop import DivergedError
 from strategies.core.flower import log
 from strategies.core.replies import shortened
-
-OUR_PACKAGES = ("fedkd_flwr", "strategies")
-"""Exceptions that are defined here explain themselves and need no traceback."""
 
 SENTENCES = {
     "ConfigError": "this node cannot use the run config",
@@ -48,9 +46,6 @@ SENTENCES = {
 
 FAILED = "it failed"
 """What leaves a node of any other exception."""
-
-INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed libraries."""
 
 NOT_OWN = (
     str(Path(__file__).parents[1]),
@@ -177,7 +172,7 @@ def _public_name(kind: type) -> str:
 
 
 def _is_known(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in (*OUR_PACKAGES, "builtins", "torch", "numpy")
+    return kind.__module__.partition(".")[0] in (*OURS, "builtins", "torch", "numpy")
 
 
 class Tracebacks:
@@ -191,7 +186,7 @@ class Tracebacks:
 
     def log_once(self, error: Exception, partition_id: object) -> None:
         """Log an error's traceback, unless it was logged before or the error explains itself."""
-        if type(error).__module__.partition(".")[0] in OUR_PACKAGES:
+        if type(error).__module__.partition(".")[0] in OURS:
             return
         frames = traceback.extract_tb(error.__traceback__)
         key = (type(error), *((frame.filename, frame.lineno) for frame in frames))

@@ -250,12 +250,13 @@ def _read_numbers(
     if not places:
         return None
     # Deferred, as above.
-    from fedkd_flwr.data.number_tables import holds_numbers, read_numbers
+    from fedkd_flwr.data.number_tables import holds_numbers, numbers_in
     from fedkd_flwr.data.tables import read_table
 
     if not holds_numbers(read_table(places[0]).schema, data_format):
         return None
-    return read_numbers(places, data_format, str(path), grouping)
+    tables = [read_table(place) for place in places]
+    return numbers_in(tables, data_format, str(path), grouping)
 
 
 def _of_numbers(table: "NumberTable", data_format: DataFormat, owner: str) -> ImageSet:
@@ -401,13 +402,18 @@ def load_node_data(
         return OwnData(samples, own_labels, classes, keys=keys, folders=[])
     if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
+    tables = tables_at(path)
+    if tables and grouping.pattern:
+        raise DataError("group-pattern reads file names; a table has a group-column")
+    if grouping.column and not tables:
+        raise DataError("group-column reads a table; images in folders have a group-pattern")
     data_format = replace(data_format, shape=shape, classes=classes)
-    if table := _read_numbers(tables_at(path), path, data_format, grouping):
+    if table := _read_numbers(tables, path, data_format, grouping):
         return _own_numbers(table, data_format)
     files = _encoded_at(path, [path], data_format, grouping)
     decoded = _load_files(path, files, data_format)
     keys = files.groups or content_keys(files.encoded)
-    kinds = set() if tables_at(path) else {part_kind(part.name) for part in parts_of(path)}
+    kinds = set() if tables else {part_kind(part.name) for part in parts_of(path)}
     # Images of a part for validation are divided like those for training.
     folders = [TEST if part == TEST else TRAIN for part in files.parts]
     folders = folders if {TRAIN, TEST} <= kinds else []
@@ -459,8 +465,6 @@ def _encoded_at(
     """Return the images of a folder or a table, or of those of each client in a folder."""
     if tables := tables or [own for place in places if (own := tables_at(place))]:
         return _encoded_in(tables, data_format, grouping)
-    if grouping.column:
-        raise DataError("group-column reads a table; images in folders have a group-pattern")
     found = find_images(path, places, data_format)
     files = [image.file for image in found.images]
     if not files:
@@ -502,8 +506,6 @@ def _encoded_in(
         recorded_names,
     )
 
-    if grouping.pattern:
-        raise DataError("group-pattern reads file names; a table has a group-column")
     found, columns, recorded = _Files(), [], []
     for client, place in ((client, place) for client, own in enumerate(tables) for place in own):
         table = read_table(place)
