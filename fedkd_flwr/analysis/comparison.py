@@ -212,6 +212,12 @@ def compare(
         If the target is no accuracy, or no run is of the reference that was asked for.
     RunDirectoryError
         If a path holds no run, or a run that was named itself is damaged.
+
+    Examples
+    --------
+    >>> compared = fedkd_flwr.compare(["runs/first", "runs/alone"])
+    >>> sorted(compared.table.index)
+    ['kt-pfl', 'local']
     """
     if target is not None:
         check_target(target)

@@ -117,7 +117,7 @@ def settings(method: str = "") -> "pd.DataFrame":
     Examples
     --------
     >>> fedkd_flwr.settings("kt-pfl").loc["kt-pfl.temperature", "default"]
-    '4.0'
+    '3.0'
     """
     import pandas as pd  # deferred: a run config is read without data frames
 

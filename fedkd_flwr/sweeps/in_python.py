@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from fedkd_flwr.custom_objects.naming import name_objects
@@ -73,7 +74,8 @@ def sweep(
 def _values(name: str, values: Iterable[Any]) -> list[Any]:
     if name == COMBINATIONS:
         return [_named(value) for value in values]
-    return [_named({name: value})[kebab_case(name)] for value in values]
+    plain = (value.item() if isinstance(value, np.generic) else value for value in values)
+    return [_named({name: value})[kebab_case(name)] for value in plain]
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -179,6 +179,11 @@ def run_sweep(
     ------
     ConfigError, DataError, RunDirectoryError
         Before any run starts.
+
+    Examples
+    --------
+    >>> len(fedkd_flwr.run_sweep("two.toml"))
+    2
     """
     engines.find_engine(engine)
     read = read_sweep(path, settings)
