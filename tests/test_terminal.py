@@ -8,7 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedkd_flwr
-from fedkd_flwr.analysis.columns import in_bytes
+from fedkd_flwr.analysis.columns import in_bytes, points
 from fedkd_flwr.cli import app, output, progress, results, tables
 from fedkd_flwr.engines import find_engine, resolve_output
 from fedkd_flwr.sweeps import read_sweep
@@ -118,6 +118,24 @@ def test_the_path_of_a_run_is_printed_first_and_its_clients_on_request(small, tm
             f"{row.partition_id} {row.model} {row.num_examples} {row.total:.0f} {row.accuracy:.1%}"
         )
         assert told in [" ".join(line.split()[:5]) for line in result.stdout.splitlines()]
+
+
+def test_a_run_ends_with_what_it_gains_over_training_alone(small, tmp_path):
+    options = [part for key, value in small.items() for part in ("-c", f"{key}={value}")]
+    folder = tmp_path / "run"
+    result = command("run", *options, "--with-local", "--output-dir", folder)
+    assert result.exit_code == 0, result.stderr
+    run, alone = map(fedkd_flwr.load_run, (folder, tmp_path / "run-local"))
+    ours, theirs = (one.last_evaluations["accuracy"] for one in (run, alone))
+    gain = ours - theirs
+    assert result.stdout.splitlines()[-4:-1] == [
+        f"kt-pfl: mean {ours.mean():.1%}, worst client {ours.min():.1%}.",
+        f"local: mean {theirs.mean():.1%}, worst client {theirs.min():.1%}.",
+        f"Over training alone: {points(gain.mean())} points. Of {len(gain)} clients, "
+        f"{(gain > 0).sum()} gain and {(gain < 0).sum()} lose.",
+    ]
+    refused = command("run", "-c", "strategy=local", "--with-local")
+    assert "--with-local is for a new run of another method than local." in refused.stderr
 
 
 def press_ctrl_c_in(hook, monkeypatch):
