@@ -1,6 +1,8 @@
 """Figures: their lines, labels, colors and files."""
 
+import re
 from dataclasses import replace
+from html import escape
 
 import matplotlib as mpl
 import numpy as np
@@ -369,4 +371,18 @@ def test_file_names_are_shortened_labels():
 
 
 def test_a_comparison_shows_its_table_in_a_notebook(comparison):
-    assert repr(comparison) == comparison._repr_markdown_() == comparison.to_markdown()
+    page = comparison._repr_html_()
+    assert re.findall("<th>(.*?)</th>", page) == [
+        "method", "accuracy", "points over local", "verdict", "steps", "bytes",
+    ]  # fmt: skip
+    assert re.findall("<tr>\\s*<td>(.*?)</td>", page) == list(comparison.table.index)
+    assert all(escape(remark) in page for remark in comparison.remarks)
+    assert repr(comparison) == comparison.to_markdown()
+
+
+def test_a_comparison_draws_its_gains_and_has_a_row_for_each_seed(comparison):
+    means = comparison.per_seed.groupby("method")["gain"].mean()
+    assert means.drop("local").to_dict() == pytest.approx(
+        comparison.table["gain"].dropna().to_dict()
+    )
+    assert comparison.plot().axes[0].get_xlabel() == "Gain in mean accuracy over local, in points"

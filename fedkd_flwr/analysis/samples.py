@@ -27,6 +27,12 @@ def client_data(run: Run, partition_id: int) -> ClientData:
     ------
     ConfigError, DataError
         If the data of the run cannot be rebuilt on this machine.
+
+    Examples
+    --------
+    >>> data = fedkd_flwr.client_data(fedkd_flwr.load_run("runs/first"), 0)
+    >>> data.train_images.shape[1:]
+    torch.Size([1, 28, 28])
     """
     return load_client(recorded_config(run).run.data_plan, partition_id)
 

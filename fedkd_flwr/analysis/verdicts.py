@@ -77,13 +77,14 @@ def _counted(effect: Effect) -> str:
 
 
 def basis_of(effects: Mapping[str, Effect]) -> list[str]:
-    """Describe how verdicts are reached; empty if none is possible."""
+    """Describe how verdicts are reached, in two notes; empty if none is possible."""
     family = max((effect.family for effect in effects.values()), default=0)
     if not family:
         return []
     tests = f"Holm's correction over {family} methods" if family > 1 else "one method tested"
     return [
         f"Verdicts are paired t tests over seeds at level {LEVEL:.0%}, {tests}; intervals are "
-        f"Student's t over seeds. The smallest gain is that found with {POWER:.0%} power at the "
-        "first step of the correction, for the measured standard deviation of the differences."
+        "Student's t over seeds.",
+        f"The smallest gain is that found with {POWER:.0%} power at the "
+        "first step of the correction, for the measured standard deviation of the differences.",
     ]

@@ -21,6 +21,7 @@ from fedkd_flwr.analysis.figures import (
     gains_with_safeguard,
     line_styles,
     pareto_front,
+    run_title,
 )
 from fedkd_flwr.plots.axes import (
     FIGURE_WIDTH,
@@ -30,6 +31,7 @@ from fedkd_flwr.plots.axes import (
     legend_below,
     new_figure,
 )
+from fedkd_flwr.runs import Run
 
 GRAY = "#888888"
 """Color of gains without the safeguard, and of methods off the Pareto front."""
@@ -61,6 +63,22 @@ def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
             )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(figure, axes)
+    return figure
+
+
+def plot_run(run: Run) -> Figure:
+    """Plot mean accuracy over rounds, with a band from the worst to the best client."""
+    rows = run.rounds.dropna(subset="accuracy_mean")
+    figure, axes = new_figure("Round", "Accuracy of clients")
+    in_percent(axes.yaxis)
+    axes.plot(rows["round"], rows["accuracy_mean"], color=COLORS[0], marker="o", label="mean")
+    axes.fill_between(
+        rows["round"], rows["accuracy_min"], rows["accuracy_max"],
+        color=COLORS[0], alpha=0.14, lw=0, label="worst to best",
+    )  # fmt: skip
+    axes.set_title(run_title(run), fontsize="medium")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
     return figure
 
 

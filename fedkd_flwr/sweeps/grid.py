@@ -103,11 +103,11 @@ def select_runs(
     `ConfigError` if no run has such a setting, or none is wanted.
     """
     read = {name: _read_settings(run) for name, run in configurations.items()}
+    known = {key for own in read.values() for key in own}
     wanted = {
-        key: [values] if isinstance(values, Scalar) else list(values)
+        key: _alternatives([values] if isinstance(values, Scalar) else values, key, configurations)
         for key, values in only.items()
     }
-    known = {key for own in read.values() for key in own}
     if unknown := [key for key in only if key not in known]:
         raise ConfigError(f"The runs of the sweep {path} have no setting {', '.join(unknown)}.")
     selected = {
@@ -116,14 +116,30 @@ def select_runs(
         if all(_has(configuration, read[name], key, values) for key, values in wanted.items())
     }
     if not selected:
-        there = {
+        choices = {
             key: dict.fromkeys(own[key] for own in read.values() if key in own) for key in only
         }
         raise ConfigError(
             f"The sweep {path} has no run with {_in_words(wanted)}; its runs have "
-            f"{_in_words(there)}."
+            f"{_in_words(choices)}."
         )
     return selected
+
+
+def _alternatives(
+    values: Iterable[Scalar], key: str, configurations: Mapping[str, Configuration]
+) -> list[Scalar]:
+    """Return wanted values, ``local,kt-pfl`` as two; a list of models that a run has is one."""
+
+    def is_one(value: Scalar) -> bool:
+        if not isinstance(value, str) or "," not in value:
+            return True
+        runs = configurations.values()
+        return any(_has(run, _read_settings(run), key, [value]) for run in runs)
+
+    return [
+        part for value in values for part in ([value] if is_one(value) else str(value).split(","))
+    ]
 
 
 def _has(
@@ -213,7 +229,7 @@ def sweep_file(name: str | Path) -> Path:
     """Return the file of a sweep, which may be named by what it is called in the project."""
     file = find_sweep(name)
     if file is None:
-        raise ConfigError(f"There is no sweep {name}; {close_names(name, sweep_names())}")
+        raise ConfigError(f"There is no sweep {name}; {close_names(name, sweep_names(), 'sweeps')}")
     return file
 
 
