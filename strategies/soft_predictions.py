@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
+from strategies.core.declarations import Data, of_model
 from strategies.core.flower import log
 from strategies.core.growing import padded
 from strategies.core.masks import packed_mask
@@ -39,7 +40,15 @@ from strategies.method import Results
 PREDICTIONS = "predictions"
 """Name of the array of soft predictions in a reply."""
 
-DISTILLATION_METRICS = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)
+PREDICTIONS_SENT = (of_model(f"{PREDICTIONS}*", Data.PUBLIC),)
+"""What clients send: their predictions, and the range of quantized ones."""
+
+DISTILLATION_METRICS = (
+    TRAIN_LOSS,
+    Metric("distillation-loss", inputs=(Data.PUBLIC,), through_model=True),
+    MOVED_PRIVATE,
+    MOVED_PUBLIC,
+)
 """Metrics of clients that distill a teacher and then train on their own data."""
 
 ASKED = "asked"
@@ -169,6 +178,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         exchanged="soft predictions",
         needs=(Need.PUBLIC_DATA,),
         settings_type=SoftPredictionSettings,
+        sends=PREDICTIONS_SENT,
     )
     settings: SoftPredictionSettings
     state: SoftPredictionState

@@ -85,14 +85,12 @@ class SoftPredictionClient(PersonalClient):
     ) -> TrainReply:
         """Reply with predictions, clipped and with noise if the settings ask for it.
 
-        With noise no metrics are sent, because losses and clusters are private too.
-
         Parameters
         ----------
         predictions : Tensor
             Shape (A, K), rows on the simplex. Without rows, nothing is sent.
         metrics : dict of str to float
-            Numbers for the server, if there is no noise.
+            Numbers for the server. With noise those that depend on training stay here.
         server_round : int
             Reproducible noise depends on it.
 
@@ -103,15 +101,14 @@ class SoftPredictionClient(PersonalClient):
         """
         settings, wire = self.settings, self.settings.wire
         if not len(predictions):
-            return TrainReply(metrics={} if settings.noise_multiplier else metrics)
+            return TrainReply(metrics=metrics)
         released = predictions.cpu().numpy()
         if settings.noise_multiplier:
             self.note_release(server_round)
             released = noised_predictions(
                 released, settings.clip_norm, settings.noise_multiplier, self._noise(server_round)
             )
-            return TrainReply(wire.encode(PREDICTIONS, released))
-        if settings.clip_norm:
+        elif settings.clip_norm:
             released = clip_towards_uniform(released, settings.clip_norm)
         return TrainReply(wire.encode(PREDICTIONS, released), metrics)
 
