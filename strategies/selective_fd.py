@@ -43,7 +43,7 @@ from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
-    PREDICTIONS_SENT,
+    PREDICTIONS,
     DistillationSettings,
     SoftPredictionState,
     SoftPredictionStrategy,
@@ -129,7 +129,11 @@ class SelectiveFD(SoftPredictionStrategy):
             arxiv="2304.01731",
         ),
         settings_type=SelectiveFDSettings,
-        sends=(*PREDICTIONS_SENT, Sent(SELECTED, inputs=(Data.PUBLIC, Data.TRAINING))),
+        # Training samples choose where predictions are not uniform.
+        sends=(
+            Sent(f"{PREDICTIONS}*", inputs=(Data.PUBLIC, Data.TRAINING), through_model=True),
+            Sent(SELECTED, inputs=(Data.PUBLIC, Data.TRAINING)),
+        ),
         train_metrics=DISTILLATION_METRICS,
     )
     settings: SelectiveFDSettings

@@ -40,9 +40,6 @@ from strategies.method import Results
 PREDICTIONS = "predictions"
 """Name of the array of soft predictions in a reply."""
 
-PREDICTIONS_SENT = (of_model(f"{PREDICTIONS}*", Data.PUBLIC),)
-"""What clients send: their predictions, and the range of quantized ones."""
-
 DISTILLATION_METRICS = (
     TRAIN_LOSS,
     Metric("distillation-loss", inputs=(Data.PUBLIC,), through_model=True),
@@ -178,7 +175,8 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         exchanged="soft predictions",
         needs=(Need.PUBLIC_DATA,),
         settings_type=SoftPredictionSettings,
-        sends=PREDICTIONS_SENT,
+        # A quantized array has another one beside it, with its range.
+        sends=(of_model(f"{PREDICTIONS}*", Data.PUBLIC),),
     )
     settings: SoftPredictionSettings
     state: SoftPredictionState

@@ -50,12 +50,13 @@ def leaving(
     PolicyError
         If an item may not leave that the server needs.
     """
+
     def passed(
         items: Mapping[str, Value], declared: Iterable[Sent], declaration: str
     ) -> dict[str, Value]:
         known, left = {sent.name: sent for sent in declared}, {}
         for name, value in items.items():
-            sent = known.get(name) or declaration_of(name, known.values())
+            sent = declaration_of(name, known)
             if sent is None:
                 raise UndeclaredError(
                     f"`{name}` is not declared: in the record of {run.strategy}, add "
@@ -75,16 +76,20 @@ def leaving(
 
 
 def declared_metrics(run: RunConfig, classes: int) -> tuple[Metric, ...]:
-    """Return the numbers that a run with K classes declares: those of all methods and its own."""
+    """Return the numbers that a run with K classes declares.
+
+    Of two with one name the method's own comes last, and counts.
+    """
     record = run.method.record
     of_method = *record.train_metrics, *record.evaluation_metrics
     evaluated = evaluated_metrics(run.plan, classes, record.evaluates)
     return *SIZES, *OF_TRAINING, *of_method, *evaluated
 
 
-def declaration_of(name: str, declared: Iterable[Sent]) -> Sent | None:
+def declaration_of(name: str, known: Mapping[str, Sent]) -> Sent | None:
     """Return what is declared of a name, which may match a pattern; None for nothing."""
-    return next((sent for sent in declared if fnmatchcase(name, sent.name)), None)
+    matching = (sent for pattern, sent in known.items() if fnmatchcase(name, pattern))
+    return known.get(name) or next(matching, None)
 
 
 def _is_forbidden(sent: Sent, policy: NodePolicy, has_noise: bool) -> bool:

@@ -10,7 +10,7 @@ from strategies.core.counts import LARGEST_COUNT
 from strategies.core.declarations import Data
 from strategies.core.replies import Metric, Reply
 
-TRAIN_LOSS = Metric("train-loss")
+TRAIN_LOSS = Metric("train-loss", through_model=True)
 """Mean training loss over all private samples of the round."""
 
 MOVED_PRIVATE = Metric("moved-private", low=0, inputs=(), through_model=True)
