@@ -167,7 +167,7 @@ class FedKMA(SupernetStrategy):
         settings_type=FedKMASettings,
         sends=(
             *SupernetStrategy.record.sends,
-            Sent(CLASS_LOGITS),
+            Sent(CLASS_LOGITS, through_model=True),
             Sent(CLASS_FLAGS),
             Sent("sharing"),
         ),

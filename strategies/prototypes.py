@@ -63,7 +63,8 @@ class ClassMeanStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with class means and counts, and nothing else."""
 
     record = PersonalizedStrategy.record.derived(
-        sends=(Sent(CLASS_MEANS), Sent(CLASS_COUNTS)), train_metrics=(TRAIN_LOSS,)
+        sends=(Sent(CLASS_MEANS, through_model=True), Sent(CLASS_COUNTS)),
+        train_metrics=(TRAIN_LOSS,),
     )
     server_models: ServerModels
 
