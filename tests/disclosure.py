@@ -146,8 +146,8 @@ SIZE_NOTE = """Sizes: P public samples of a round, K classes, h width of feature
 the model, b numbers of batch normalization, a numbers of the architecture search, s parameters of
 the shared model, C clusters, M models sent, R repliers of the round."""
 ORIGIN_NOTE = """The last column is what methods declare: the samples from which something is
-computed besides those that trained the model, and the model. A test exchanges single samples to hold
-the declarations. Results are made from test or validation samples and the model. What clients
+computed besides those that trained the model, and the model. A test exchanges single samples to
+hold the declarations. Results are made from test or validation samples and the model. What clients
 receive, and names and versions, are not declared."""
 JOINING = "query"
 SEARCHES = ("fedkma", "fedkma-uniform", "fednas", "spider")
@@ -170,8 +170,6 @@ LEAST_ENTRIES = 100
 
 
 class NormedNet(nn.Module):
-    """A network with batch normalization and a head."""
-
     def __init__(self, shape, classes):
         super().__init__()
         self.body = nn.Sequential(
