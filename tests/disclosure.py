@@ -70,7 +70,7 @@ MEANINGS = {
     "generator/hidden": "weights of the generator of features, as all `generator/` arrays",
     "gradient-steps": (
         "optimizer steps of the round; they tell the number of training samples up to the size"
-        " of a batch"
+        " of a batch; a node sends those of `fedala` as `train-loss`"
     ),
     "head-weight": "last layer, with `head-bias`",
     "irrelevancy": "how little each other client helps, for each class",
