@@ -31,12 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Data, Sent, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
+from strategies.core.vector_kinds import BUFFERS, WEIGHTS
 from strategies.method import Results
 from strategies.parameters import LibraryState, LibraryStrategy, Model, expected_model
 
@@ -165,6 +167,12 @@ class FedFomo(LibraryStrategy):
         needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
         settings_type=FedFomoSettings,
         averages_parameters=False,
+        # Validation samples weigh the models from which a training starts.
+        sends=(
+            of_model(WEIGHTS, Data.VALIDATION),
+            Sent(BUFFERS, inputs=(Data.TRAINING, Data.VALIDATION)),
+            of_model(GAINS_OF_OTHERS, Data.VALIDATION),
+        ),
     )
     settings: FedFomoSettings
     state: FedFomoState

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from strategies.base import PersonalizedStrategy
 from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.method_record import Need
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State
-from strategies.core.vector_kinds import BUFFERS
+from strategies.core.vector_kinds import BUFFERS, MODEL_SENT
 
 Model = dict[str, NDArray[Any]]
 """A model in network format: float32 vectors by kind."""
@@ -161,6 +162,8 @@ class ParameterStrategy(PersonalizedStrategy):
         averages_parameters=True,
         evaluates_trained_model=False,
         evaluates=("trained",),
+        sends=MODEL_SENT,
+        train_metrics=(TRAIN_LOSS,),
     )
     state: ParameterState
 

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Data
 from strategies.core.flower import log
 from strategies.core.growing import padded
 from strategies.core.method_record import Paper
@@ -145,8 +146,8 @@ class PerFedCKT(SoftPredictionStrategy):
         takes_estimators=True,
         train_metrics=(
             TRAIN_LOSS,
-            Metric("cluster", averaged=False, low=0),
-            Metric("weight", low=0),
+            Metric("cluster", averaged=False, low=0, inputs=(Data.PUBLIC,), through_model=True),
+            Metric("weight", low=0, inputs=(Data.PUBLIC,), through_model=True),
         ),
     )
     settings: PerFedCKTSettings

@@ -30,6 +30,7 @@ Differences from the paper
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import INFO
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.client_info import ClientInfo
+from strategies.core.declarations import Data, of_model
 from strategies.core.flower import log
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import PlanSettings, Settings
@@ -69,6 +71,9 @@ PERSONALIZE = "personalize"
 
 CONSIDER = "consider-teacher"
 """Phase of a message with an earlier global model, for clients that join after stage 1."""
+
+CHOSEN = partial(Metric, low=0, inputs=(Data.VALIDATION,), through_model=True)
+"""A number that validation samples choose."""
 
 PAIRS = "pairs"
 """Name of the table of all pairs, and of the array of counts in replies."""
@@ -194,11 +199,12 @@ class PersFL(FedAvg):
         trains_new_clients=True,
         keeps_global_models=True,
         evaluates=("global",),
+        sends=(*FedAvg.record.sends, of_model(PAIRS, Data.VALIDATION, Data.TEST)),
         evaluation_metrics=(
-            Metric("lambda", low=0, high=1),
-            Metric("temperature", low=0),
-            Metric("teacher-round", low=0),
-            Metric("teacher-accuracy", low=0, high=1),
+            CHOSEN("lambda", high=1),
+            CHOSEN("temperature"),
+            CHOSEN("teacher-round"),
+            CHOSEN("teacher-accuracy", high=1, inputs=(Data.TEST,)),
         ),
     )
     settings: PersFLSettings

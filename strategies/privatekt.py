@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Data, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.probabilities import softmax
@@ -154,6 +155,7 @@ class PrivateKT(SoftPredictionStrategy):
         ),
         needs=(Need.PUBLIC_DATA, Need.PUBLIC_DATA_ON_SERVER),
         settings_type=PrivateKTSettings,
+        sends=(of_model(LABELS, Data.PUBLIC),),
         train_metrics=(),
     )
     settings: PrivateKTSettings

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Data, Sent
 from strategies.core.masks import packed_mask, unpacked_mask
 from strategies.core.method_record import Paper
 from strategies.core.plan import RunPlan, Settings
@@ -42,6 +43,7 @@ from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
+    PREDICTIONS,
     DistillationSettings,
     SoftPredictionState,
     SoftPredictionStrategy,
@@ -115,6 +117,11 @@ class SelectiveFD(SoftPredictionStrategy):
             arxiv="2304.01731",
         ),
         settings_type=SelectiveFDSettings,
+        # Training samples choose where predictions are not uniform.
+        sends=(
+            Sent(f"{PREDICTIONS}*", inputs=(Data.PUBLIC, Data.TRAINING), through_model=True),
+            Sent(SELECTED, inputs=(Data.PUBLIC, Data.TRAINING)),
+        ),
         train_metrics=DISTILLATION_METRICS,
     )
     settings: SelectiveFDSettings

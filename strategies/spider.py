@@ -29,11 +29,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.declarations import Data, Sent, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
 from strategies.core.search import SearchRange
+from strategies.core.vector_kinds import ALPHAS, BUFFERS, WEIGHTS
 from strategies.parameters import ParameterStrategy
 
 
@@ -103,5 +105,14 @@ class Spider(ParameterStrategy):
         settings_type=SpiderSettings,
         evaluates_trained_model=True,
         evaluates=(),
-        train_metrics=(TRAIN_LOSS, Metric("operations", low=0)),
+        # Validation samples choose the operations that are left.
+        sends=(
+            of_model(WEIGHTS, Data.VALIDATION),
+            of_model(ALPHAS, Data.VALIDATION),
+            Sent(BUFFERS, inputs=(Data.TRAINING, Data.VALIDATION)),
+        ),
+        train_metrics=(
+            TRAIN_LOSS,
+            Metric("operations", low=0, inputs=(), through_model=True),
+        ),
     )

@@ -59,21 +59,20 @@ class SoftPredictionClient(PersonalClient):
     ) -> TrainReply:
         """Reply with predictions, clipped and with noise if the settings ask for it.
 
-        Predictions (A, K) have rows on the simplex; without rows, nothing is sent. With noise no
-        metrics are sent, because losses and clusters are private too. Raises `PolicyError` if the
-        release would exceed the node's budget.
+        Predictions (A, K) have rows on the simplex; without rows, nothing is sent. With noise, metrics
+        that depend on training stay here. Raises `PolicyError` if the release would exceed the
+        node's budget.
         """
         settings, wire = self.settings, self.settings.wire
         if not len(predictions):
-            return TrainReply(metrics={} if settings.noise_multiplier else metrics)
+            return TrainReply(metrics=metrics)
         released = predictions.cpu().numpy()
         if settings.noise_multiplier:
             self.note_release(server_round)
             released = noised_predictions(
                 released, settings.clip_norm, settings.noise_multiplier, self._noise(server_round)
             )
-            return TrainReply(wire.encode(PREDICTIONS, released))
-        if settings.clip_norm:
+        elif settings.clip_norm:
             released = clip_towards_uniform(released, settings.clip_norm)
         return TrainReply(wire.encode(PREDICTIONS, released), metrics)
 

@@ -40,6 +40,7 @@ SENTENCES = {
     "OSError": "it cannot read or write a file",
     "OutOfMemoryError": "it has too little memory",
     "CustomObjectError": "it cannot use a custom object",
+    "UndeclaredError": "its method sends what it does not declare",
     "SurplusNodeError": "it is surplus: its partition-id is none of the run's",
 }
 """What leaves a node of an exception besides its class, by the name of the class or of a base."""

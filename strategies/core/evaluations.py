@@ -36,7 +36,7 @@ from strategies.core.optional_metrics import (
     measured_metrics,
     totals_of_classes,
 )
-from strategies.core.plan import RunPlan
+from strategies.core.plan import PlanSettings, RunPlan
 from strategies.core.replies import InvalidReplyError, Metric, Reply
 from strategies.core.safeguard import GUARDED, SAFEGUARD_METRICS, check_safeguarded
 
@@ -105,13 +105,7 @@ class Evaluations:
         self._clients = clients
         self.current: dict[int, Evaluation] = {}
         self._in_training: list[Row] = []
-        guarded = GUARDED if plan.safeguard.is_on else ()
-        self.metrics = (
-            *metrics_of(("own", *evaluates, *guarded)),
-            *measured_metrics(plan.measures, plan.num_classes),
-            *(SAFEGUARD_METRICS if guarded else ()),
-            FINE_TUNING_STEPS,
-        )
+        self.metrics = evaluated_metrics(plan, plan.num_classes, evaluates)
 
     def rows(self, server_round: int, evaluated: Mapping[int, Evaluation]) -> list[Row]:
         """Return a round's rows of the table: some evaluations, and counts of the training."""
@@ -167,6 +161,22 @@ class Evaluations:
                 if counts.model in IN_TRAINING
             ]
         return others
+
+
+def evaluated_metrics(
+    plan: PlanSettings, classes: int, evaluates: Iterable[EvaluatedModel] = ()
+) -> tuple[Metric, ...]:
+    """Return what clients may report of models that they evaluate, with K classes.
+
+    `evaluates` are models of the method besides a client's own.
+    """
+    guarded = GUARDED if plan.safeguard.is_on else ()
+    return (
+        *metrics_of(("own", *evaluates, *guarded)),
+        *measured_metrics(plan.measures, classes),
+        *(SAFEGUARD_METRICS if guarded else ()),
+        FINE_TUNING_STEPS,
+    )
 
 
 def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evaluation:
