@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from strategies.core.current_round import CurrentRound, Round
 from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
+    DISTILLATION,
     EVALUATIONS,
     Evaluation,
     Evaluations,
@@ -193,6 +194,7 @@ class PersonalizedStrategy(Method, Strategy):
     def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replay the rows of earlier rounds of a resumed run for early stopping."""
         for row in rows:
+            self.evaluations.look_back(row)
             self.plan = self._early_stopping.end_of(self.plan, row)
 
     # ---- Protocol: Flower's strategy interface ---------------------------------------
@@ -216,10 +218,12 @@ class PersonalizedStrategy(Method, Strategy):
         self.current.start_clock()
         sampled = self.sample(server_round, self.round.reachable)
         self._discard_evaluations(server_round, sampled)
+        self.evaluations.begin(server_round, self.plan)
         self.state = self.state_before_training(server_round, sampled)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
         evaluate = self.plan.is_evaluated(server_round)
-        return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
+        distilled = self.evaluations.asks_for_distilled
+        return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate, distilled)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -267,6 +271,8 @@ class PersonalizedStrategy(Method, Strategy):
         counted |= self._evaluations_in(replies)
         results = self.results()
         evaluated = {n: counted[n] for n in self.current.evaluated if n in counted}
+        if server_round == self.plan.num_server_rounds:
+            self._distill_once_more(server_round, evaluated)
         table = self.evaluations.rows(server_round, evaluated)
         further = {n: evaluation.columns for n, evaluation in evaluated.items()}
         clients = self.current.client_rows(self.members.clients, further)
@@ -302,6 +308,22 @@ class PersonalizedStrategy(Method, Strategy):
 
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
         return self.evaluations.read(self.current.exchange, replies, self.record.evaluation_metrics)
+
+    def _distill_once_more(self, server_round: int, asked: Iterable[int]) -> None:
+        """Let clients be evaluated after distilling what the last round has taught.
+
+        This training is no part of the run: its steps do not count, and clients keep nothing of it.
+        """
+        payloads = {n: self.last_distillation(n) for n in asked}
+        payloads = {n: arrays for n, arrays in payloads.items() if arrays}
+        if not payloads:
+            return
+        exchange, metrics = self.current.exchange, self.evaluations.metrics
+        with self.current.timed("evaluate"):
+            messages = exchange.messages(MessageType.TRAIN, DISTILLATION, payloads, distilled=True)
+            replies = self.current.send(messages, self.plan.round_timeout)
+        valid = exchange.valid_replies(replies, lambda n: {}, metrics, self.evaluations.check)
+        self.evaluations.keep_last(server_round, valid)
 
     # ---- Steps and results of a round ------------------------------------------------
 

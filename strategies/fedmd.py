@@ -50,6 +50,7 @@ class FedMD(SoftPredictionStrategy):
         settings_type=TeacherSettings,
         dp_sgd=True,
         takes_estimators=True,
+        evaluates=("distilled",),
         train_metrics=DISTILLATION_METRICS,
     )
     settings: DistillationSettings

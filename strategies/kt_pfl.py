@@ -209,6 +209,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
 
     record = SoftPredictionStrategy.record.derived(
         settings_type=TeacherSettings,
+        evaluates=("distilled",),
         train_metrics=DISTILLATION_METRICS,
     )
     settings: TeacherSettings

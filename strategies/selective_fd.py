@@ -127,6 +127,7 @@ class SelectiveFD(SoftPredictionStrategy):
             arxiv="2304.01731",
         ),
         settings_type=SelectiveFDSettings,
+        evaluates=("distilled",),
         train_metrics=DISTILLATION_METRICS,
     )
     settings: SelectiveFDSettings

@@ -239,6 +239,10 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         begins = server_round == 1 and partition_id in self.round.new
         return {**({} if begins else self.teachers_for(partition_id)), **asked}
 
+    def last_distillation(self, partition_id: int) -> Arrays:
+        """Send the teachers of the last round, if the method evaluates what they teach."""
+        return self.teachers_for(partition_id) if "distilled" in self.record.evaluates else {}
+
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require soft predictions, (A, K), on the requested samples."""
         num_asked = int(self.asked(server_round, partition_id).sum())

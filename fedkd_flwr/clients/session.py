@@ -52,12 +52,15 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import Batch, seeded
-from strategies.core.counts import IN_TRAINING, EvaluatedModel
-from strategies.core.evaluations import read_evaluation
+from strategies.core.counts import EvaluatedModel, metrics_of
+from strategies.core.evaluations import DISTILLATION, read_evaluation
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 from strategies.core.plan import Settings
 from strategies.core.versions import as_sent
+
+OF_DISTILLED = frozenset(metric.name for metric in metrics_of(["distilled"]))
+"""Metrics that leave a client after the distillation beyond the last round."""
 
 
 class Session:
@@ -121,6 +124,8 @@ class Session:
 
     def serve(self, request: Request) -> TrainReply:
         """Serve a train message. What the model draws depends on round and client only."""
+        if request.phase == DISTILLATION:
+            return self._serve_distillation(request)
         self.request, server_round = request, request.server_round
         with self._remembered.held(request):
             with self._seeded(request.phase, server_round):
@@ -135,6 +140,16 @@ class Session:
                 evaluation = self.evaluate_model({}, server_round)
             self.keep()
         return self._leaving(reply, counts, evaluation)
+
+    def _serve_distillation(self, request: Request) -> TrainReply:
+        """Count what the next round would begin with. Nothing is kept."""
+        self.request, self._stored_state = request, None
+        next_round = request.server_round + 1
+        self._remembered.recall(request, next_round)
+        with self._seeded(TRAIN, next_round):
+            reply = self.client.train(request.arrays, next_round, request.phase)
+        counts = {name: v for name, v in reply.metrics.items() if name in OF_DISTILLED}
+        return self._leaving(None, counts, TrainReply())
 
     def serve_evaluation(self, request: Request) -> TrainReply:
         """Serve an evaluation message. Nothing is kept."""
@@ -198,7 +213,7 @@ class Session:
         Empty if the method does not evaluate this model, in the training of a round without
         evaluation, and where the node withholds counts.
         """
-        is_due = self.request.evaluate or name not in IN_TRAINING
+        is_due = self.request.asks_for(name)
         if not (is_due and name in self.run.method.record.evaluates and self.policy.allow_counts):
             return {}
         return self._evaluating.counted(name)
