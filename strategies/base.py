@@ -6,6 +6,7 @@ What a method writes is in `strategies.method`.
 import copy
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from logging import INFO
 from typing import Any, Self
@@ -15,6 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from strategies.core.counts import of_model
 from strategies.core.current_round import CurrentRound, Round
 from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
@@ -136,6 +138,8 @@ class PersonalizedStrategy(Method, Strategy):
         # Without training, new clients are evaluated in the round of the other clients.
         host._enter(CurrentRound(exchange.further(rounds or server_round), grid))
         evaluations = host._evaluations_of(present, rounds or server_round) if present else {}
+        if rounds:
+            evaluations = host._with_distillation(evaluations)
         found = {n: evaluation.row for n, evaluation in evaluations.items()}
         rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, found)
         columns: dict[str, Any] = {
@@ -272,7 +276,7 @@ class PersonalizedStrategy(Method, Strategy):
         results = self.results()
         evaluated = {n: counted[n] for n in self.current.evaluated if n in counted}
         if server_round == self.plan.num_server_rounds:
-            self._distill_once_more(server_round, evaluated)
+            evaluated = self._with_distillation(evaluated)
         table = self.evaluations.rows(server_round, evaluated)
         further = {n: evaluation.columns for n, evaluation in evaluated.items()}
         clients = self.current.client_rows(self.members.clients, further)
@@ -309,21 +313,27 @@ class PersonalizedStrategy(Method, Strategy):
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
         return self.evaluations.read(self.current.exchange, replies, self.record.evaluation_metrics)
 
-    def _distill_once_more(self, server_round: int, asked: Iterable[int]) -> None:
-        """Let clients be evaluated after distilling what the last round has taught.
+    def _with_distillation(self, evaluations: dict[int, Evaluation]) -> dict[int, Evaluation]:
+        """Evaluate clients after distilling what the last round has taught, too.
 
         This training is no part of the run: its steps do not count, and clients keep nothing of it.
         """
-        payloads = {n: self.last_distillation(n) for n in asked}
+        # What several clients received before the training is older.
+        self.current.shared.clear()
+        payloads = {n: self.last_distillation(n) for n in evaluations}
         payloads = {n: arrays for n, arrays in payloads.items() if arrays}
         if not payloads:
-            return
-        exchange, metrics = self.current.exchange, self.evaluations.metrics
+            return evaluations
+        exchange, read = self.current.exchange, self.evaluations
         with self.current.timed("evaluate"):
             messages = exchange.messages(MessageType.TRAIN, DISTILLATION, payloads, distilled=True)
             replies = self.current.send(messages, self.plan.round_timeout)
-        valid = exchange.valid_replies(replies, lambda n: {}, metrics, self.evaluations.check)
-        self.evaluations.keep_last(server_round, valid)
+        valid = exchange.valid_replies(replies, lambda n: {}, read.metrics, read.check)
+        further = {n: of_model("distilled", reply.metrics) for n, reply in valid.items()}
+        return {
+            n: replace(found, counts=[*found.counts, *further.get(n, [])])
+            for n, found in evaluations.items()
+        }
 
     # ---- Steps and results of a round ------------------------------------------------
 

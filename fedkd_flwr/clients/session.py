@@ -38,6 +38,8 @@ from fedkd_flwr.data.clients import (
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.export import (
+    distilled_folder,
+    is_better,
     keep_only_best,
     model_card,
     round_folder,
@@ -148,6 +150,7 @@ class Session:
         self._remembered.recall(request, next_round)
         with self._seeded(TRAIN, next_round):
             reply = self.client.train(request.arrays, next_round, request.phase)
+        self._export_distilled(request.server_round)
         counts = {name: v for name, v in reply.metrics.items() if name in OF_DISTILLED}
         return self._leaving(None, counts, TrainReply())
 
@@ -251,39 +254,68 @@ class Session:
 
         return self._evaluating.count(evaluated.model, against)
 
+    def _export_distilled(self, server_round: int) -> None:
+        """Export the model after its distillation: to be chosen by the run, or if a node does."""
+        folder = self._folder_of_run
+        # What the safeguard deploys is a mixture with the model after local training.
+        if folder is None or self.safeguard:
+            return
+        model, is_of_run = self.client.model, "models-dir" not in self.context.node_config
+        with self.local.evaluation_statistics(model, self.data.train_images):
+            results = read_evaluation(self._evaluating.counted("own")).row
+            results |= {"round": server_round}
+            last = (
+                distilled_folder(folder) if is_of_run else self._last_folder(folder, server_round)
+            )
+            if is_of_run or is_better(results, last, self.partition_id):
+                self._write(Evaluated(model), last, results)
+
     def _export(self, evaluated: Evaluated, results: Mapping[str, float]) -> None:
         """Write the personalized model and its card to where the run and the node ask for it."""
         for folder in self._export_folders(int(results["round"])):
-            try:
-                self._write_model(evaluated, folder, results)
-            except (OSError, RuntimeError, SafetensorError) as error:
-                # A full disk, or a tensor that cannot be written, must not lose the results.
-                log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
+            self._write(evaluated, folder, results)
 
     def _export_folders(self, server_round: int) -> list[Path]:
         """Return the folders for the evaluated model, after removing older models there."""
-        folder, request = self.node.models_folder, self.request
+        folder, request = self._folder_of_run, self.request
         if folder is None:
             return []
-        # Where the node has its own operator, no run replaces the model of another. Whoever starts
-        # a run chooses its own id, but not the one that Flower gives it.
-        keeps_versions = not self.policy.trust_server
-        folder = folder / f"{self.context.run_id}-{request.run_id}" if keeps_versions else folder
-        of_round = round_folder(folder, server_round)
-        last = [of_round if keeps_versions else folder] if request.is_last_round else []
+        last = [self._last_folder(folder, server_round)] if request.is_last_round else []
         if not self.run.keep_best or request.trained_rounds:
             return last
         keep_only_best(folder, self.partition_id, request.best_round)
-        return list(dict.fromkeys([*last, of_round]))
+        return list(dict.fromkeys([*last, round_folder(folder, server_round)]))
 
-    def _write_model(
-        self, evaluated: Evaluated, folder: Path, results: Mapping[str, float]
-    ) -> None:
+    @property
+    def _folder_of_run(self) -> Path | None:
+        """The folder for the run's models, if any.
+
+        Where the node has its own operator, no run replaces the model of another. Whoever starts a
+        run chooses its own id, but not the one that Flower gives it.
+        """
+        folder = self.node.models_folder
+        if folder is None or self.policy.trust_server:
+            return folder
+        return folder / f"{self.context.run_id}-{self.request.run_id}"
+
+    def _last_folder(self, folder: Path, server_round: int) -> Path:
+        return folder if self.policy.trust_server else round_folder(folder, server_round)
+
+    def _write(self, evaluated: Evaluated, folder: Path, results: Mapping[str, Any]) -> None:
+        try:
+            self._write_model(evaluated, folder, results)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            # A full disk, or a tensor that cannot be written, must not lose the results.
+            log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
+
+    def _write_model(self, evaluated: Evaluated, folder: Path, results: Mapping[str, Any]) -> None:
         """Write the personalized model and its card, with the results, into a folder."""
         whose = (self.model_name, self.partition_id, self.node.data_path)
         model = exported_model(evaluated)
         shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
         card = model_card(self.run, self.request.run_id, *whose, results, shared)
+        if self.request.phase == DISTILLATION:
+            card["evaluated"] = "distilled"
         if self.safeguard:
             card["safeguard"] = asdict(self.safeguard.blend)
             model = self.safeguard.deployed(model)

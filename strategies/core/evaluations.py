@@ -183,23 +183,12 @@ class Evaluations:
             if found.has_accuracy:
                 self.current[n] = found
             for counts in counts_in(reported):
-                if counts.model == "distilled":
-                    # A distillation is the last step of the round before.
-                    self._keep_distilled(server_round - 1, n, counts)
-                elif counts.model in IN_TRAINING:
-                    self._in_training.append(evaluation_row(server_round, n, counts))
+                is_distilled = counts.model == "distilled"
+                # A distillation is the last step of the round before.
+                row = evaluation_row(server_round - is_distilled, n, counts)
+                if counts.model in IN_TRAINING and (self.asks_for_distilled or not is_distilled):
+                    self._in_training.append(row)
         return others
-
-    def keep_last(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Store the counts of the last round's models after their distillation."""
-        self.asks_for_distilled = True
-        for n, reply in replies.items():
-            for counts in counts_in(reply.metrics):
-                self._keep_distilled(server_round, n, counts)
-
-    def _keep_distilled(self, server_round: int, partition_id: int, counts: Counts) -> None:
-        if self.asks_for_distilled:
-            self._in_training.append(evaluation_row(server_round, partition_id, counts))
 
 
 def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evaluation:
