@@ -14,8 +14,10 @@ Differences from the paper
 - c is stepped before it mixes, as in the released implementation. In the paper (Fig. 1) the current
   c mixes and is then stepped, so that the first teachers are uniform;
   ``step-coefficients = "after-mixing"`` does this.
-- There is one exchange per round, and accuracy is measured after local training, as in the authors'
-  released implementation. The teacher of round t is distilled at the start of round t + 1.
+- There is one exchange per round, and ``accuracy`` is measured after local training, as in the
+  authors' released implementation. The teacher of round t is distilled at the start of round
+  t + 1. What Algorithm 1 returns, the model after distillation, is evaluated then, and after the
+  last round by a message with the last teacher.
 - Public samples, and the order of their batches, are drawn in each round as a function of seed and
   round. They are the same for all clients.
 - With client sampling a teacher is mixed from the repliers only, with the client's row renormalized
@@ -25,7 +27,6 @@ Differences from the paper
   T = 1 for the other methods. It averages the divergence over classes too. It has warm-up epochs,
   private batches of 16, 5,000 public samples and steps of 0.02. Its accuracy is a mean over batches
   of 8.
-- The last teachers of a run would arrive after its last evaluation and are not sent.
 - The paper has no new clients. Here a new client trains and predicts, takes the step of Eq. 7 on
   its own row with the teachers of the training clients, and distills its mixture.
 """

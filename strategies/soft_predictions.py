@@ -101,7 +101,7 @@ class DistillationSettings(SoftPredictionSettings):
     distillation_epochs : int
         Epochs of distillation on the public samples.
     distillation_learning_rate : float
-        Step size of the distillation.
+        Step size of the distillation; it follows `learning_rate_schedule`.
     public_batch_size : int
         Batch size of the distillation.
     t_squared : bool

@@ -64,7 +64,7 @@ class KTpFLClient(SoftPredictionClient):
             settings.distillation_epochs,
             self.public_generator(server_round),
         )
-        rate = settings.distillation_learning_rate
+        rate = self.session.local.scheduled(settings.distillation_learning_rate, server_round)
         loss: float = self.do(
             TrainJob(
                 self.model,
