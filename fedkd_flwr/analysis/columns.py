@@ -105,6 +105,7 @@ COLUMNS = {
         Column("accuracy_chosen", "accuracy, validation round", percent, left_out=23),
         Column("trained_accuracy", "after local training", percent, left_out=26),
         Column("received_accuracy", "as received", percent, left_out=25),
+        Column("distilled_accuracy", "after distillation", percent, left_out=25),
         Column("gain", "over {reference}, points (95%)", points, left_out=24),
         Column("verdict", "verdict", str),
         Column("clients_std", "std over clients, points", _size_in_points, SPREAD, 4),
