@@ -41,6 +41,13 @@ from strategies.core.server_models import ServerModels
 from strategies.core.state import State, named_arrays, read_state
 from strategies.method import Method, Results
 
+RETURNED = {
+    State: "the method's state, a dataclass derived from State",
+    Mapping: "a dict of arrays by name",
+    Results: "Results(columns=..., matrices=..., tables=...)",
+}
+"""What hooks return, for error messages."""
+
 
 class PersonalizedStrategy(Method, Strategy):
     """A Flower strategy in which every client has a personalized model.
@@ -189,11 +196,24 @@ class PersonalizedStrategy(Method, Strategy):
         """
         self.completed_rounds = self._rounds_before = completed_rounds
         self.members.resume(completed_rounds, saved)
-        begun = self.begin(initial)
+        begun = self._returned("begin", self.begin(initial), State)
         arrays = {} if completed_rounds else named_arrays(begun)
         arrays |= {name: array for name, array in saved.items() if not name.startswith(MEMBERS)}
         self.state = read_state(type(begun), arrays)
         self.state = self.with_more_clients()
+
+    def _returned(self, hook: str, value: Any, kind: type[Any]) -> Any:
+        """Return what a hook of the method returned, after checking that it is of a kind.
+
+        Raises
+        ------
+        TypeError
+            With the hook, what it returned, and what to return.
+        """
+        if isinstance(value, kind):
+            return value
+        name, given = type(self).__name__, type(value).__name__
+        raise TypeError(f"{name}.{hook} returned a {given}; return {RETURNED[kind]}")
 
     def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replay the rows of earlier rounds of a resumed run for early stopping."""
@@ -223,8 +243,11 @@ class PersonalizedStrategy(Method, Strategy):
         sampled = self.sample(server_round, self.round.reachable)
         self._discard_evaluations(server_round, sampled)
         self.evaluations.begin(server_round, self.plan)
-        self.state = self.state_before_training(server_round, sampled)
+        state = self.state_before_training(server_round, sampled)
+        self.state = self._returned("state_before_training", state, State)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
+        for payload in payloads.values():
+            self._returned("train_payload", payload, Mapping)
         evaluate = self.plan.is_evaluated(server_round)
         distilled = self.evaluations.asks_for_distilled
         return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate, distilled)
@@ -246,7 +269,8 @@ class PersonalizedStrategy(Method, Strategy):
         self.current.keep(self.evaluations.keep(server_round, valid), self.members.clients)
         # A second exchange inside aggregate counts as training time, not as server time.
         with self.current.timed("server"):
-            self.state = self.aggregate(server_round, self.bounded(valid))
+            state = self.aggregate(server_round, self.bounded(valid))
+        self.state = self._returned("aggregate", state, State)
         shared = self.global_model()
         return (ArrayRecord(dict(exchange.encoded(shared))) if shared else None), None
 
@@ -273,7 +297,7 @@ class PersonalizedStrategy(Method, Strategy):
         self.current.stop_clock("evaluate")
         counted = self.evaluations.current
         counted |= self._evaluations_in(replies)
-        results = self.results()
+        results = self._returned("results", self.results(), Results)
         evaluated = {n: counted[n] for n in self.current.evaluated if n in counted}
         if server_round == self.plan.num_server_rounds:
             evaluated = self._with_distillation(evaluated)

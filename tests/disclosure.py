@@ -164,8 +164,6 @@ LEAST_ENTRIES = 100
 
 
 class NormedNet(nn.Module):
-    """A network with batch normalization and a head."""
-
     def __init__(self, shape, classes):
         super().__init__()
         self.body = nn.Sequential(

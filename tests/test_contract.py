@@ -77,6 +77,7 @@ OUT_OF_RANGE = {
     "lg-fedavg": {"feature-width": -1},
     "moon": {"mu": -1, "temperature": 0},
     "per-fedavg": {"inner-learning-rate": -0.1, "adaptation": "round", "evaluate-on": "local"},
+    "perfed-ckt": {"clusters": 0},
     "persfl": {"teacher": "best"},
     "pfeddf": {"epochs": 0},
     "pfedgraph": {"size-weight": 0},
@@ -108,6 +109,9 @@ IMPOSSIBLE = [
         "is more than the 2 clients per round; set it to at most 2, or a larger fraction-train",
     ),
     ("hypcluster", {"hypcluster.clusters": 5}, "is more than the 4 clients; set it to at most 4"),
+    ("kt-pfl", {"mixing": "median"}, "set soft-predictions.mixing = median"),
+    ("pfedhn", {"mixing": "median"}, "set mixing = mean"),
+    ("perfed-ckt", {"perfed-ckt.clusters": 5}, "is more than the 4 clients; set it to at most 4"),
     ("fedprox", {"prox.mu": 0.1}, "no key prox.mu; did you mean fedprox.mu"),
     (
         "pfedme",

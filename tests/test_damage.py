@@ -1,12 +1,12 @@
 """Damaged run directories: one sentence with the file and what to do, and no traceback."""
 
 import itertools
-import json
 import os
 import shutil
 
 import numpy as np
 import pytest
+from helpers import change_json
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -73,7 +73,6 @@ def run(finished, tmp_path):
 
 
 def refusal(function, *arguments, **options):
-    """Return the sentence with which a run is refused."""
     with pytest.raises(DamagedRunError) as refused:
         function(*arguments, **options)
     sentence = str(refused.value)
@@ -177,9 +176,7 @@ def test_a_stopped_run_without_lines_or_checkpoint_cannot_be_continued(run):
 
 
 def test_an_unknown_setting_is_reported_with_its_file(run):
-    description = json.loads((run / "config.json").read_text())
-    description["config"]["magic"] = 1
-    (run / "config.json").write_text(json.dumps(description))
+    change_json(run / "config.json", config={"magic": 1})
     assert len(load_run(run).rounds) == 2
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
     assert sentence.startswith(f"{run / 'config.json'} holds no valid run config: ")

@@ -60,7 +60,6 @@ def gradient_of(model, loss, *batch):
 
 
 def one_by_one(model, loss, images, labels, shared=()):
-    """The gradient of each sample, by autograd on a batch of one."""
     samples = zip(images.split(1), labels.split(1), strict=True)
     return torch.stack([gradient_of(model, loss, *sample, *shared) for sample in samples])
 
@@ -111,12 +110,6 @@ def test_each_sample_is_clipped(clip_norm, network, batch, monkeypatch):
     loss = gradients_by(PrivateGradients(clip_norm, 0.0, 5.0, generator()), network, batch)
     torch.testing.assert_close(flat(network), torch.stack(clipped).sum(0) / 5, rtol=1e-4, atol=1e-6)
     assert loss == 0
-
-
-def test_a_large_norm_without_noise_is_backpropagation(network, batch):
-    expected = gradient_of(network, cross_entropy, *batch)
-    gradients_by(PrivateGradients(1e9, 0.0, 7.0, generator()), network, batch)
-    torch.testing.assert_close(flat(network), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_one_sample_changes_a_sum_by_no_more_than_the_norm_in_half_precision():
@@ -252,18 +245,6 @@ def test_a_resumed_run_has_the_same_epsilon(private, tmp_path):
     parts = fedkd_flwr.resume(tmp_path / "parts", num_server_rounds=2)
     for column in ("dp_epsilon", "loss"):
         np.testing.assert_array_equal(parts.clients[column], whole.clients[column])
-
-
-def test_accuracy_falls_with_noise(private, tmp_path):
-    settings = {**private, "local-iterations": 15, "learning-rate": 0.2, "num-server-rounds": 1}
-    settings |= {"dp-sgd-clip-norm": 2.0, "momentum": 0.0, "num-clients": 2}
-    accuracy = {
-        noise: fedkd_flwr.run(
-            {**settings, "dp-sgd-noise-multiplier": noise}, output_dir=tmp_path / str(noise)
-        ).summary["last_round"]["accuracy_mean"]
-        for noise in (0.01, 20.0)
-    }
-    assert accuracy[0.01] > accuracy[20.0] + 0.15
 
 
 def test_two_runs_with_secret_noise_differ(private, tmp_path):

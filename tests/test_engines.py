@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from helpers import stopped
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
@@ -34,8 +35,7 @@ def assert_same_numbers(simulated, here):
     assert simulated.description["data"] == here.description["data"]
     for column in ("accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"):
         assert list(simulated.rounds[column]) == list(here.rounds[column])
-    for name, matrix in here.matrices.items():
-        np.testing.assert_array_equal(simulated.matrices[name], matrix)
+    np.testing.assert_equal(simulated.matrices, here.matrices)
 
 
 def assert_same_new_clients(there, here):
@@ -205,14 +205,8 @@ def test_a_simulation_that_dies_early_is_not_mistaken_for_the_run_before(continu
 
 
 def test_a_round_that_a_simulation_repeats_is_told(continued, tmp_path):
-    def stop(row):
-        if row["round"] == 3:
-            raise KeyboardInterrupt
-
     settings, _, go_on = continued
-    path, told = tmp_path / "run", []
-    with pytest.raises(KeyboardInterrupt):
-        fedkd_flwr.run(settings, output_dir=path, on_round=stop)
+    path, told = stopped(settings, tmp_path / "run", last_round=3), []
     (path / "checkpoint" / "server.safetensors").unlink()
     assert go_on(path, REPEATS_A_ROUND, on_round=told.append).finished
     assert [row["round"] for row in told] == [3]
@@ -223,8 +217,6 @@ def test_a_round_that_a_simulation_repeats_is_told(continued, tmp_path):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Let this machine have some GPUs."""
-
     def have(number):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: number)

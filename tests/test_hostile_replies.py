@@ -9,13 +9,10 @@ import io
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from helpers import most_of_them_slow
+from helpers import most_of_them_slow, run_with
 
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.config import read_config
-from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.server_app import serve
 from strategies.core.method_record import Need
 from strategies.core.replies import (
     LONGEST_REASON,
@@ -170,7 +167,6 @@ def attacking(message, context):
 
 
 def silent(message, context):
-    """Serve as the real app does, but let the Byzantine clients give up."""
     if is_attacked(message, context):
         raise RuntimeError("this client has given up")
     return client_app(message, context)
@@ -186,16 +182,13 @@ def run_among(app, strategy, small, path, rounds=ROUNDS):
         "num-clients": CLIENTS,
         "num-server-rounds": rounds,
         "measures": "calibration,classes",
-        "output-dir": str(path),
         # Its randomized response is secret otherwise, and differs between runs.
         **({"soft-predictions.noise-seed": 0} if strategy == "privatekt" else {}),
     }
-    configuration = read_config(flat)
-    return serve(InProcessGrid(app, CLIENTS, configuration.flat()), configuration)
+    return run_with(app, flat, path)[0]
 
 
 def of_honest(run, columns):
-    """Return columns of the honest clients' rows."""
     return run.clients[~run.clients["partition_id"].isin(BYZANTINE)][columns].to_numpy()
 
 
@@ -222,8 +215,7 @@ def test_no_attack_changes_the_results_of_other_clients(strategy, small, tmp_pat
     ]
     columns = [name for name in columns if name in quiet.clients or name != "train_loss"]
     np.testing.assert_array_equal(of_honest(attacked, columns), of_honest(quiet, columns))
-    for name, matrix in attacked.matrices.items():
-        np.testing.assert_array_equal(matrix, quiet.matrices[name])
+    np.testing.assert_equal(attacked.matrices, quiet.matrices)
     for column in ("accuracy_mean", "accuracy_weighted", "loss_mean", "validation_accuracy_mean"):
         assert list(attacked.rounds[column]) == list(quiet.rounds[column])
 
@@ -316,8 +308,5 @@ def test_what_a_client_reports_when_it_joins_is_checked(small, tmp_path):
             reply.content["metrics"]["num-examples"] = sizes[context.node_config["partition-id"]]
         return reply
 
-    configuration = read_config(
-        {**small, "strategy": "fedavg", "models": "mlp", "output-dir": str(tmp_path / "run")}
-    )
-    finished = serve(InProcessGrid(app, 4, configuration.flat()), configuration)
+    finished, _ = run_with(app, small, tmp_path / "run", strategy="fedavg", models="mlp")
     assert set(finished.clients["partition_id"]) == {3}

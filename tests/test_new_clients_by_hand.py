@@ -78,7 +78,7 @@ def test_fedmd_teaches_the_mean_of_trained_clients(predictions):
 
 
 def test_kt_pfl_updates_its_row_by_eq_7(predictions):
-    strategy = taught(KTpFL, predictions, coefficient_learning_rate=0.05, public_batch_size=2)
+    strategy = taught(KTpFL, predictions, coefficient_learning_rate=0.05, coefficient_batch_size=2)
     before = strategy.state.coefficients.whole()
     np.testing.assert_allclose(before[np.ix_(TRAINED, TRAINED)].sum(axis=1), 1)
     np.testing.assert_array_equal(before[TRAINED][:, [FIRST, SECOND]], 0)

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers import stopped
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -45,17 +46,6 @@ def as_old(path, old, **config):
     file.write_text(json.dumps(described))
 
 
-def stopped(settings, path):
-    """Stop a run after its second round."""
-
-    def stop(row):
-        if row["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedkd_flwr.run(settings, output_dir=path, on_round=stop)
-
-
 def test_no_old_key_is_a_key_of_this_version():
     assert not OLD_KEYS.keys() & {*known_names()}
     assert {old.new for old in OLD_KEYS.values() if old.new} <= {*known_names()}
@@ -64,7 +54,10 @@ def test_no_old_key_is_a_key_of_this_version():
 def test_every_key_of_the_old_run_is_known_or_in_the_table(old):
     unknown = old["config"].keys() - {*known_names()}
     assert unknown == OLD_KEYS.keys()
-    assert read_config(current_config(old["config"])).run.strategy == "kt-pfl"
+    old["config"]["kt-pfl.public-batch-size"] = 17
+    current = read_config(current_config(old["config"]))
+    assert current.run.strategy == "kt-pfl"
+    assert current.flat()["kt-pfl.coefficient-batch-size"] == 17
 
 
 @pytest.mark.parametrize("option", [{}, {"num_server_rounds": 5}])
@@ -76,7 +69,7 @@ def test_an_old_run_continues_with_the_numbers_of_one_go(
     with monkeypatch.context() as patch:
         # Clients of another version note other digests of the same settings in their memories.
         patch.setattr(remembered, "owner_of_memory", lambda *_: {"0": 1.0})
-        stopped(settings, tmp_path / "run")
+        stopped(settings, tmp_path / "run", last_round=2)
     as_old(tmp_path / "run", old)
     resumed = fedkd_flwr.resume(tmp_path / "run", accept_changes=True, **option)
     assert list(resumed.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])

@@ -23,8 +23,6 @@ RUN = "0f"
 
 
 class Node:
-    """A node that keeps its memory in a folder."""
-
     def __init__(self, small, folder, **changes):
         flat = read_config({**small, "strategy": "local", "models": "mlp", **changes}).flat()
         self.small, self.config = small, flat
@@ -32,7 +30,6 @@ class Node:
         self.folder = MemoryFolder(folder / "0" / RUN)
 
     def context(self, state=None):
-        """Return the context that Flower hands out with a message."""
         return Context(
             1, 1, dict(self.node_config), copy.deepcopy(state) or RecordDict(), self.config
         )
@@ -113,8 +110,7 @@ def test_a_message_goes_on_from_the_one_before_it(noise, small, tmp_path, monkey
     assert has_trained.wait(timeout=60)
     reply = node.serve(3, next_one)
     second.join()
-    for mine, theirs in zip(weights(next_one.state), weights(steady.state), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_equal(weights(next_one.state), weights(steady.state))
     assert reply.metrics == expected.metrics
     assert node.rounds() == [2, 3]
 

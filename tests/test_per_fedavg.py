@@ -7,9 +7,9 @@ from helpers import client_of
 from torch import nn
 from two_clients import (
     CHANGES,
+    assert_rounds,
     assert_same_models,
     gradient,
-    sizes_of,
     training_data,
     witnessed,
 )
@@ -23,25 +23,18 @@ def small(small):
     return {**small, **CHANGES, "strategy": "per-fedavg"}
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_clients_step_along_the_gradient_after_a_step(small, tmp_path):
     """With all samples in a batch, b1 and b2 are the same in another order."""
     run, _ = witnessed(small, tmp_path / "run", **{"per-fedavg.inner-learning-rate": 0.3})
-    shares = sizes_of(small) / sizes_of(small).sum()
-    model = run.down[1, "train", 0]["weights"]
-    for t in (1, 2):
-        ends = []
-        for n in (0, 1):
-            np.testing.assert_allclose(run.down[t, "train", n]["weights"], model, atol=2e-6)
-            data, weights = training_data(small, n), model
-            for _ in range(3):
-                stepped = weights - np.float32(0.3) * gradient(weights, *data)
-                weights = weights - np.float32(0.2) * gradient(stepped, *data)
-            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights, atol=2e-6)
-            ends.append(weights)
-        model = (shares @ ends).astype(np.float32)
+
+    def end_of(weights, n):
+        data = training_data(small, n)
+        for _ in range(3):
+            stepped = weights - np.float32(0.3) * gradient(weights, *data)
+            weights = weights - np.float32(0.2) * gradient(stepped, *data)
+        return weights
+
+    assert_rounds(run, small, end_of)
 
 
 def test_the_gradient_of_the_loss_is_of_first_order_and_keeps_the_batches_apart():

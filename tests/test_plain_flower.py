@@ -27,7 +27,6 @@ VALIDATED = {"own-validation-correct": 2, "own-validation-total": 4, "own-valida
 
 @pytest.fixture
 def received():
-    """What the clients are sent for training, by partition-id and phase."""
     return []
 
 

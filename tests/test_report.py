@@ -41,7 +41,6 @@ def page(comparison, tmp_path_factory):
 
 
 def figures_of(page):
-    """Return the figures by name."""
     found = re.findall(r"<figure><figcaption>([^<]*)</figcaption>(.*?)</figure>", page, re.DOTALL)
     return dict(found)
 
@@ -51,8 +50,6 @@ def headings_of(page):
 
 
 class Elements(HTMLParser):
-    """Collects the elements and the attributes of a page."""
-
     def __init__(self, page):
         super().__init__()
         self.tags, self.attributes = set(), {}

@@ -20,8 +20,6 @@ from strategies.persfl import PAIRS
 
 
 class Normalized(nn.Module):
-    """A network with batch normalization after its only hidden layer."""
-
     def __init__(self, shape, classes):
         super().__init__()
         layers = [nn.Conv2d(shape[0], 4, 5, stride=3), nn.BatchNorm2d(4), nn.ReLU()]
@@ -42,9 +40,6 @@ def skewed(client):
     client.train_locally(1)
     vectors = model_vectors(client.model)
     return {**vectors, "buffers": vectors["buffers"] + 5}
-
-
-# ---- Layers --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -69,9 +64,6 @@ def test_without_running_statistics_there_is_no_pass_over_the_data():
     model.register_forward_hook(lambda *_: passes.append(1))
     refresh_statistics(model, torch.randn(60, 2, 3, 3))
     assert not passes
-
-
-# ---- Other accuracies --------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["ditto", "pfedme"])

@@ -137,8 +137,9 @@ def copy_private_images(silo):
 
 
 def name_a_folder_as_a_set_of_the_hub(silo):
-    for name in ("private", "hf/private"):
-        silo.refuses("public-root", **{"public-dataset": f"hf:{name}"})
+    (silo.folder / "ylecun" / "mnist").mkdir(parents=True)
+    for name in ("hf:private", "hf:hf/private", "mnist"):
+        silo.refuses("public-root", **{"public-dataset": name})
 
 
 def name_code(silo):
@@ -146,6 +147,8 @@ def name_code(silo):
         sys.modules.pop("http.server", None)
         silo.refuses("allow-code", **{key: "http.server:test"})
         assert "http.server" not in sys.modules
+    (silo.folder / "hf.py").write_text("raise RuntimeError('imported')")
+    silo.refuses("allow-code", partition="hf:split")
     own = {"own-settings": "mine.shared-model = 'http.server:test'"}
     silo.refuses("allow-code", **own)
 
@@ -187,8 +190,10 @@ def subtract_counts_from_a_total(silo):
 
 
 def ask_for_measures(silo):
-    for measure in ("classes", "auc", "calibration", "f1,balanced-accuracy"):
+    silo.node["allow-measures"] = "auc"
+    for measure in ("classes", "calibration", "f1,balanced-accuracy", "auc,classes"):
         silo.refuses("allow-measures", measures=measure)
+    assert isinstance(silo.send(MessageType.QUERY, measures="auc"), Message)
 
 
 def read_class_shares_from_fedkma(silo):
@@ -214,10 +219,14 @@ def turn_the_noise_off(silo):
     silo.refuses("lets nothing leave without noise")
     silo.node["allow-methods"] = "all"
     for strategy in ("fedavg", "fedproto", "fd"):
-        silo.refuses("lets nothing leave without noise", strategy=strategy)
+        silo.refuses("lets nothing leave without noise; epsilon-budget=inf", strategy=strategy)
+    assert isinstance(silo.send(strategy="local"), Message)
     silo.node |= {"epsilon-budget": math.inf, "min-noise": 2.0}
     silo.refuses("min-noise")
-    silo.refuses("min-noise", **{**NOISE, "soft-predictions.noise-multiplier": 1e-9})
+    silo.refuses("min-noise", **{**NOISE, "soft-predictions.noise-multiplier": 1.9})
+    silo.refuses("min-noise", strategy="fedavg")
+    for enough in (NOISE, {"strategy": "local"}):
+        assert isinstance(silo.send(MessageType.QUERY, **enough), Message)
 
 
 def fix_the_noise(silo):

@@ -21,7 +21,7 @@ from fedkd_flwr.analysis.effects import (
     with_effects,
     with_harm,
 )
-from fedkd_flwr.analysis.groups import Groups, grouped
+from fedkd_flwr.analysis.groups import Groups, each_run, grouped
 from fedkd_flwr.analysis.harm import with_safeguards
 from fedkd_flwr.analysis.notes import (
     notes_on_evaluations,
@@ -37,6 +37,7 @@ from fedkd_flwr.analysis.safeguard_criterion import notes_on_safeguards
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
     check_same_data,
+    notes_on_code,
     notes_on_content,
 )
 from fedkd_flwr.analysis.shown_models import at_best_models
@@ -138,6 +139,7 @@ def compare(
     against: str = REFERENCE,
     *,
     best_evaluation: bool = False,
+    by_code: bool = False,
     allow_code: str | Iterable[str] = (),
 ) -> Comparison:
     """Put runs on the same splits side by side.
@@ -154,6 +156,8 @@ def compare(
     best_evaluation : bool
         Show the model with the best validation accuracy: the clients' own, as received, or after
         local training. Otherwise their own.
+    by_code : bool
+        Show each version of own code in a row of its own; otherwise the version of the latest run.
     allow_code : str or iterable of str
         Code that the runs' configs may name, see `fedkd_flwr.load_run`. Tables need none; figures
         and reports rebuild the clients' data.
@@ -180,7 +184,8 @@ def compare(
         reason = f"None of the {len(opened)} runs is finished, so there is nothing to compare."
         raise IncomparableRunsError(" ".join([reason, *damaged]))
     check_same_data(finished)
-    groups, repeated = grouped(finished)
+    groups, repeated = grouped(finished, by_code)
+    shown = [run for _, run in each_run(groups)]
     groups = at_best_models(groups) if best_evaluation else groups
     references = References(groups, against)
     if against != REFERENCE and not references.labels:
@@ -212,12 +217,13 @@ def compare(
             *notes_on_harm(clients),
             *notes_on_safeguards(clients),
             *damaged,
-            *notes_on_content(finished),
+            *notes_on_content(shown),
+            *notes_on_code(shown),
             *unfinished,
             *repeated,
             *_notes_on_failures(groups),
             *notes_on_groups(groups, clients, references),
-            *notes_on_provenance(finished),
+            *notes_on_provenance(shown),
             *ranked,
             *on_target,
             *notes_on_seconds(results),
@@ -230,7 +236,8 @@ def compare(
             *repeated,
             *_notes_on_failures(groups),
             *references.refusals.values(),
-            *notes_on_content(finished),
+            *notes_on_content(shown),
+            *notes_on_code(shown),
             *notes_on_evaluations(groups),
         ],
     )

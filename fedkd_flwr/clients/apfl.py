@@ -94,7 +94,9 @@ class APFLClient(SharedModelClient, ParameterClient):
         )
         alpha = torch.tensor(self.state.alpha, device=self.device, requires_grad=True)
         (slope,) = torch.autograd.grad(mixture_loss(pair.eval(), images, labels, alpha), alpha)
-        return min(1.0, max(0.0, self.state.alpha - self.private_rate(server_round) * float(slope)))
+        return min(
+            1.0, max(0.0, self.state.alpha - self.session.local.rate(server_round) * float(slope))
+        )
 
     def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
         """Evaluate the mixture of the private and the global model, after the global one."""

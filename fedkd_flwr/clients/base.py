@@ -198,6 +198,11 @@ class PersonalClient(NumPyClient):
         """
         return (self.session.architecture,)
 
+    @classmethod
+    def trained_parts(cls, model: nn.Module) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters that are trained together, by the name of the part of the model."""
+        return {"model": list(model.parameters())}
+
     @property
     def trainable(self) -> Tensor:
         """Positions of the training samples that train the evaluated model: by default all."""
@@ -290,10 +295,6 @@ class PersonalClient(NumPyClient):
         trained, session = self.trainable, self.session
         positions = session.private_positions(server_round, len(trained))
         return session.batches_at(trained[chosen] for chosen in positions)
-
-    def private_rate(self, server_round: int) -> float:
-        """Return the round's learning rate on private data."""
-        return self.session.local.rate(server_round)
 
     def optimizer(
         self,

@@ -48,8 +48,10 @@ def refusal(run: RunConfig) -> str:
     return ""
 
 
-def require_estimator(run: RunConfig, name: str) -> None:
+def require_estimator(run: RunConfig, name: str, missing: bool = False) -> None:
     """Refuse an estimator that a run cannot have, by a fit on random numbers.
+
+    With `missing`, some of them are NaN.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def require_estimator(run: RunConfig, name: str) -> None:
     if reason := refusal(run):
         raise ValueError(f"{name}: {reason}")
     create = partial(new_estimator, name, run.models.estimators.options_of(name))
-    try_estimator(name, create, math.prod(run.data.image_shape))
+    try_estimator(name, create, math.prod(run.data.image_shape), missing)
 
 
 class EstimatorClient(PersonalClient):

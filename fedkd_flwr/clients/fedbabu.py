@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 from fedkd_flwr.clients.base import Arrays, Evaluated
 from fedkd_flwr.clients.fedavg import FineTuningClient
-from fedkd_flwr.models.layers import layers_of
+from fedkd_flwr.models.layers import head_and_body
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.loop import Loss
 from fedkd_flwr.training.losses import cross_entropy
@@ -28,8 +28,8 @@ def _loss_partly_frozen(
     model: nn.Module, images: Tensor, labels: Tensor, *, frozen_head: bool
 ) -> Tensor:
     """Return the cross-entropy without gradients for the last layer, or for all others."""
-    head = set(layers_of(model)[-1].parameters(recurse=False))
-    frozen = {n: p.detach() for n, p in model.named_parameters() if (p in head) == frozen_head}
+    fixed = set(head_and_body(model)[0 if frozen_head else 1])
+    frozen = {n: p.detach() for n, p in model.named_parameters() if p in fixed}
     return nn.functional.cross_entropy(functional_call(model, frozen, (images,)), labels)
 
 
@@ -46,6 +46,11 @@ class FedBABUClient(FineTuningClient):
 
     settings: FedBABUSettings
     needs_layer = "body"
+
+    @classmethod
+    def trained_parts(cls, model: nn.Module) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters of the body."""
+        return {"body": head_and_body(model)[1]}
 
     def receive_model(self, received: Arrays) -> None:
         """Load the received body, and the initial head above it."""

@@ -137,9 +137,13 @@ def require_reply(reply: object, client: type) -> None:
     TypeError
         With one sentence.
     """
-    if isinstance(reply, TrainReply):
-        return
     name = f"{client.__qualname__}.train"
+    if isinstance(reply, TrainReply):
+        for metric, value in reply.metrics.items():
+            if not isinstance(value, int | float):
+                kind = type(value).__name__
+                raise TypeError(f"{name} reports {metric} as a {kind}; write float(...)")
+        return
     if isinstance(reply, Generator):
         raise TypeError(
             f"{name} yields jobs; it is a plain function now: remove `yield from` and `yield`, and "

@@ -12,7 +12,7 @@ from strategies.core.method_record import Need
 DEFAULTS = DataSettings()
 """The defaults of the data settings."""
 
-COLUMN_KEYS = ("image-column", "label-column")
+COLUMN_KEYS = ("image-column", "label-column", "feature-columns")
 """Keys of a run config that name columns of a table."""
 
 

@@ -20,7 +20,7 @@ from fedkd_flwr.clients.privacy_ledger import LEDGER, PrivacyLedger
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.content_split import Grouping
 from fedkd_flwr.data.registry import DataError
-from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.data.settings import AUTO, BENCHMARK_SPLIT, DataSettings
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.memory import RUNS_KEPT
 
@@ -32,6 +32,7 @@ NODE_KEYS = (
     "data-path",
     "group-column",
     "group-pattern",
+    "input-statistics",
     "state-dir",
     "keep-runs",
     "models-dir",
@@ -40,9 +41,9 @@ NODE_KEYS = (
 """The keys of a node config."""
 
 
-FOR_SIMULATIONS = DataSettings().client_split
-"""The default ``client-split`` of a run, which leaves few training samples. In a deployment it
-stands for the split of each node."""
+LEFT_OPEN = (AUTO, BENCHMARK_SPLIT)
+"""Values of ``client-split`` in a run config that names none. In a deployment they stand for the
+split of each node."""
 
 
 class SurplusNodeError(NodeConfigError):
@@ -61,6 +62,9 @@ class Node:
         Its own image folder or Parquet file. Empty for a part of the data set.
     grouping : Grouping
         Which of its own samples belong together, such as those of a patient.
+    input_statistics : str
+        File with mean and deviation of the columns of its own table, see
+        `fedkd_flwr.data.scaling.statistics_in`. Empty for none.
     model : str
         Its own choice of architecture. Empty for the run's assignment.
     state_folder : Path or None
@@ -81,6 +85,7 @@ class Node:
     models_folder: Path | None
     runs_kept: int
     policy: NodePolicy = TRUSTING_POLICY
+    input_statistics: str = ""
 
     def memory_folder(self, run_id: str) -> Path | None:
         """Return the folder for the node's memory of a run, if any."""
@@ -154,6 +159,7 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
         models_folder=_folder(str(folders.get("models-dir", ""))),
         runs_kept=_whole_number({"keep-runs": RUNS_KEPT, **node_config}, "keep-runs"),
         policy=policy,
+        input_statistics=str(node_config.get("input-statistics", "")),
     )
 
 
@@ -218,7 +224,7 @@ def node_split(data: DataSettings, data_path: str, policy: NodePolicy) -> DataSe
     if policy.trust_server or not data_path:
         return data
     own, asked = policy.client_split, data.client_split
-    if asked == FOR_SIMULATIONS:
+    if asked in LEFT_OPEN:
         split = DEFAULT_SPLIT if own == ANY else own
         return data.model_copy(update={"client_split": split})
     if own != ANY and read_split(asked) != read_split(own):

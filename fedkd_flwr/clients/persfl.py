@@ -14,10 +14,12 @@ from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.distillation_search import Candidate, PairSearch
 from fedkd_flwr.clients.messages import TRAIN
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.models.torch_internals import draws_while_training, mixes_samples
 from fedkd_flwr.models.vectors import copied_state, fill_model
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import (
     DivergedError,
+    Evaluation,
     epoch_batches,
     evaluate,
     gathered,
@@ -132,7 +134,7 @@ class PersFLClient(ParameterClient):
         aggregations : int
             Number of aggregations so far. It is recorded as the teacher's round.
         """
-        loss = evaluate(self.model, self.data.validation_images, self.data.validation_labels).loss
+        loss = self.validated().loss
         # NaN never compares as larger, so it would remain the best.
         loss = loss if math.isfinite(loss) else math.inf
         best = self.state.teacher_choice
@@ -183,8 +185,9 @@ class PersFLClient(ParameterClient):
 
     def searched(self, server_round: int) -> PairSearch:
         """Distill from the teacher, which is in `model`, for each pair that was not tried yet."""
-        teacher = copied_state(self.model)
-        teacher_logits = self.predict(self.model, self.data.train_images)
+        teacher, images = copied_state(self.model), self.data.train_images
+        with self.session.local.evaluation_statistics(self.model, images):
+            teacher_logits = self.predict(self.model, images)
         grid, search = self.settings.grid(), self.search_so_far()
         for imitation, temperature in grid[search.tried :]:
             self.model.load_state_dict(teacher)
@@ -232,6 +235,8 @@ class PersFLClient(ParameterClient):
     ) -> Candidate:
         """Train `model`, which is initialized with the teacher, for one pair of the grid (Eq. 3).
 
+        At lambda = 1 the gradient of a student that equals its teacher is zero. Unless the network
+        computes something else in training mode, the student is then the teacher itself.
         If the settings validate it during training, its best state is returned.
 
         Parameters
@@ -248,6 +253,8 @@ class PersFLClient(ParameterClient):
         DivergedError
             If the loss is not finite, in training or on the validation data.
         """
+        if imitation == 1 and not (mixes_samples(self.model) or draws_while_training(self.model)):
+            return self.candidate()
         settings, data = self.settings, self.data
         soft_labels = functional.softmax(teacher_logits / temperature, dim=1)
         optimizer = self.optimizer(self.model.parameters(), settings.distillation_learning_rate)
@@ -276,10 +283,15 @@ class PersFLClient(ParameterClient):
         DivergedError
             If its loss on the validation data is not finite.
         """
-        data = self.data
-        validation = evaluate(self.model, data.validation_images, data.validation_labels)
+        validation = self.validated()
         require_finite(validation.loss)
         return Candidate(validation, self.test_result(), copied_state(self.model))
+
+    def validated(self) -> Evaluation:
+        """Evaluate `model` on the client's validation split, as in an evaluation."""
+        data = self.data
+        with self.session.local.evaluation_statistics(self.model, data.train_images):
+            return evaluate(self.model, data.validation_images, data.validation_labels)
 
 
 class PersFLGDClient(PersFLClient):

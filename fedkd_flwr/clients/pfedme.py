@@ -42,7 +42,7 @@ class PFedMeClient(PersonalModelClient):
         self.receive_model(received)
         settings, training = self.settings, self.session.run.training
         weight = settings.personalization_weight
-        rate = self.private_rate(server_round)
+        rate = self.session.local.rate(server_round)
         optimizer = SGD(
             self.model.parameters(),
             settings.personal_learning_rate,

@@ -173,7 +173,8 @@ class NodePolicy(SettingsGroup):
             raise PolicyError("the run config names code that allow-code of this node lacks")
         if self.trust_server:
             return
-        columns = {str(run_config.get(key, "")) for key in COLUMN_KEYS} - {""}
+        named = ",".join(str(run_config.get(key, "")) for key in COLUMN_KEYS)
+        columns = {name.strip() for name in named.split(",")} - {""}
         if data_path and not columns <= set(self.allow_columns):
             raise PolicyError("the run config names columns that allow-columns of this node lacks")
         self._check_places(run_config, data_path)

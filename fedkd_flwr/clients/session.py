@@ -35,6 +35,7 @@ from fedkd_flwr.data.clients import (
     load_client,
     public_samples,
 )
+from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.export import (
@@ -313,7 +314,8 @@ class Session:
         whose = (self.model_name, self.partition_id, self.node.data_path)
         model = exported_model(evaluated)
         shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
-        card = model_card(self.run, self.request.run_id, *whose, results, shared)
+        card = model_card(self.run, self.request.run_id, *whose, self.data.scaling, results, shared)
+        card["levels"] = asdict(self.data.samples.levels)
         if self.request.phase == DISTILLATION:
             card["evaluated"] = "distilled"
         if self.safeguard:
@@ -355,7 +357,7 @@ class Session:
             "num-examples": train,
             "test-size": test if has_results else 0,
             "validation-size": validation if has_results else 0,
-            "public-hash": hash_of_public_pool(run.data_plan),
+            "public-hash": hash_of_public_pool(self.data_plan),
             "classes-hash": hash_of_names(names),
             "num-clients": 0 if own_data else run.plan.num_clients,
         }
@@ -363,7 +365,7 @@ class Session:
     @cached_property
     def data_plan(self) -> DataPlan:
         """What the data of the run's clients depend on."""
-        return self.run.data_plan
+        return self.run.data_plan.at_node(self.node.data_path)
 
     @property
     def data(self) -> ClientData:
@@ -373,10 +375,15 @@ class Session:
         ------
         PolicyError
             If there are too few samples, or the public pool holds one of them.
+        DataError
+            If samples of the node have missing values, and its model is a network.
         """
         if self._data is None:
             node = self.node
-            data = load_client(self.data_plan, self.partition_id, node.data_path, node.grouping)
+            own = (node.data_path, node.grouping, node.input_statistics)
+            data = load_client(self.data_plan, self.partition_id, *own)
+            if node.data_path and not names_estimator(self.model_name):
+                require_complete(data.samples.images, "this node", self.model_name)
             self.policy.check_data(data.sizes, data.in_public)
             self._data = data
         return self._data

@@ -134,7 +134,8 @@ class RunConfig(SettingsGroup):
     resume : bool
         Whether to continue the run in `output_dir`.
     accept_changes : bool
-        Whether to continue a run with another major version of this project, Flower or PyTorch.
+        Whether to continue a run with another major version of this project, Flower or PyTorch, or
+        with other code of one's own; a sweep then keeps finished runs of other code.
     """
 
     strategy: str = "kt-pfl"
@@ -164,7 +165,7 @@ class RunConfig(SettingsGroup):
     def resolved(self) -> "RunConfig":
         """Return the run config with the settings filled in that depend on other settings."""
         models = self.models.resolved(self.data.dataset)
-        return self.model_copy(update={"models": models})
+        return self.model_copy(update={"models": models, "data": self.data.resolved()})
 
     @property
     def method(self) -> Method:

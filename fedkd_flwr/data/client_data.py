@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import Scaling
-from fedkd_flwr.data.sources import ImageSet
+from fedkd_flwr.data.sources import ImageSet, OwnData
 from strategies.core.counts import Split
 
 Indices = NDArray[np.int64]
@@ -122,9 +122,11 @@ class ClientData:
         return tuple(self.samples.images.shape[1:])
 
     def described(self) -> str:
-        """Return how many samples each part has."""
+        """Return how many samples each part has, and how a node's own images were read."""
         train, validation, test = self.sizes
-        return f"{train} samples to train, {validation} to validate, {test} to test"
+        told = f"{train} samples to train, {validation} to validate, {test} to test"
+        read = self.samples.said if isinstance(self.samples, OwnData) else ""
+        return f"{told} ({read})" if read else told
 
     @property
     def class_counts(self) -> Tensor:

@@ -4,6 +4,7 @@ The checks use the same client code as the run, so they give the same results. T
 one point: a run also takes a ``partition-id`` or ``keep-runs`` that is written as text, ``"0"``.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.public import require_pool
 from fedkd_flwr.models.build import num_parameters
 from fedkd_flwr.runs import require_writable
+from fedkd_flwr.training.loop import try_step
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.core.method_record import Need
 
@@ -168,7 +170,7 @@ def _check_data(client: PersonalClient) -> str:
 
 def _warning(client: PersonalClient) -> str:
     """Return a warning if most samples of a node would not be used for training."""
-    data, split = client.data, client.session.run.data.client_split
+    data, split = client.data, client.session.run.data.split
     train, *others = data.positions
     if len(train) >= len(np.unique(np.concatenate(others))):
         return ""
@@ -180,9 +182,9 @@ def _warning(client: PersonalClient) -> str:
 
 def _check_public_set(client: PersonalClient) -> str:
     run = client.session.run
-    size = len(public_pool(run.data_plan))
+    size = len(public_pool(client.session.data_plan))
     require_pool(size, run.plan.public_size)
-    found = hash_of_public_pool(run.data_plan)
+    found = hash_of_public_pool(client.session.data_plan)
     if run.plan.public_hash and found != run.plan.public_hash:
         raise ValueError(f"public-hash is {found}, and the run's is {run.plan.public_hash}")
     return f"{size} samples, public-hash {found}"
@@ -202,20 +204,19 @@ def _check_model(client: PersonalClient) -> str:
 def _tried(client: PersonalClient) -> str:
     """Take one training step with a new model as in a round, or fit one, and say how it went.
 
-    Raises `ValueError` if the loss is not finite.
+    Raises `ValueError` if the step fails, or the loss is not finite.
     """
     session, data = client.session, client.data
     if isinstance(client, EstimatorClient):
         client.refit()
-        loss = cross_entropy(client.model, data.train_images, data.train_labels)
-        return f"fitted; the training samples have loss {loss.item():.3f}"
-    model = session.new_model().train()
-    loss = cross_entropy(model, *next(client.private_batches(1)))
-    loss.backward()  # type: ignore[no-untyped-call]
-    session.local.optimizer(model.parameters(), server_round=1).step()
-    if not loss.isfinite():
-        raise ValueError(f"{session.model_name}: the loss of the first batch is {loss.item()}")
-    return f"{num_parameters(model):,} numbers; the first batch has loss {loss.item():.3f}"
+        fitted = cross_entropy(client.model, data.train_images, data.train_labels)
+        return f"fitted; the training samples have loss {fitted.item():.3f}"
+    model, batch = session.new_model(), next(client.private_batches(1))
+    optimizer = session.local.optimizer(model.parameters(), server_round=1)
+    loss = try_step(model, batch, "model", optimizer)
+    if not math.isfinite(loss):
+        raise ValueError(f"{session.model_name}: the loss of the first batch is {loss}")
+    return f"{num_parameters(model):,} numbers; the first batch has loss {loss:.3f}"
 
 
 def _folder(name: str, client: PersonalClient, nowhere: str) -> str:

@@ -31,6 +31,7 @@ from fedkd_flwr.runs.checkpoint import (
     server_file,
 )
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError
+from fedkd_flwr.runs.own_code import changed_code
 from fedkd_flwr.runs.provenance import other_major_versions
 from fedkd_flwr.runs.reading import Run, damaged
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
@@ -73,8 +74,8 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
 
     Old and new value of each key that differs. Raises `RunDirectoryError` if the run is finished
     and neither rounds nor newcomers are added, its checkpoint is gone, it was written with other
-    major versions, or it ran with a setting that was removed; `ConfigError` if a key differs that
-    must not change.
+    major versions or other code of the user, or it ran with a setting that was removed;
+    `ConfigError` if a key differs that must not change.
     """
     _require_known_keys(run)
     before = recorded_config(run, names_of_code(wanted.flat()))
@@ -92,6 +93,7 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
         )
     _require_more_clients(wanted, plan.num_clients)
     _require_same_versions(run, wanted)
+    _require_same_code(run, wanted)
     _require_growth(wanted, plan.num_server_rounds)
     _require_continuable(run, wanted)
     return changes
@@ -122,6 +124,16 @@ def _require_same_versions(run: Run, wanted: Configuration) -> None:
         raise RunDirectoryError(
             f"{run.path} was written with other major versions: {', '.join(others)}. Install those "
             "versions, or add --accept-changes (-c accept-changes=true) if the change is intended."
+        )
+
+
+def _require_same_code(run: Run, wanted: Configuration) -> None:
+    """Refuse other own code than that which made the run, unless it is intended."""
+    others = [] if wanted.run.accept_changes else changed_code(run, wanted.flat())
+    if others:
+        raise RunDirectoryError(
+            f"{run.path} was made with other code of {', '.join(others)}. Restore that code, or "
+            "add --accept-changes (-c accept-changes=true) if the change is intended."
         )
 
 

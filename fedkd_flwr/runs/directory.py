@@ -48,6 +48,7 @@ from fedkd_flwr.runs.continuing import (
 )
 from fedkd_flwr.runs.folders import RunDirectoryError, absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
+from fedkd_flwr.runs.own_code import ACCEPTED, python_here, python_of
 from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run
 from fedkd_flwr.runs.recorded import names_of_code
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
@@ -308,6 +309,9 @@ class RunDirectory(Observer):
         changes = changed_settings(run, configuration)
         if changes:
             log(INFO, "Changed: %s", described(changes))
+        if (before := python_of(run.description)) not in ("", python_here()):
+            told = "The run was made with Python %s, and this is %s: numbers may differ"
+            log(WARNING, told, before, python_here())
         checkpoint, lost = checkpoint_to_continue_from(run, configuration.run.state_dir)
         completed = checkpoint.completed_rounds
         if lost:
@@ -320,6 +324,7 @@ class RunDirectory(Observer):
         config = {**run.config, **{key: value for key, (_, value) in changes.items()}}
         continued = [*run.description.get("continued", []), leg]
         description = {**run.description, "config": config, "continued": continued}
+        description.pop(ACCEPTED, None)
         self._continued_as = run.continued(completed, description)
         self._sizes, self._appended = checkpoint.sizes, set(checkpoint.sizes)
         self._seconds_before = checkpoint.seconds
