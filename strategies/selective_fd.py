@@ -22,7 +22,8 @@ Differences from the paper
 - Only soft labels are exchanged. The loss is the KL divergence, whose gradient is that of the
   cross-entropy in the authors' code.
 - Clients distill at the start of a round, with the settings of all methods with a teacher, and are
-  evaluated after local training. The paper's clients distill after local training.
+  evaluated before and after local training, as in KT-pFL. The paper's clients distill after local
+  training.
 - ``mixing`` and noise are refused, since each sample has its own givers.
 - A teacher with one kept sample teaches nobody, since batch normalization cannot train on it.
 - A new client learns from the last teacher, and predicts nothing.
@@ -122,6 +123,7 @@ class SelectiveFD(SoftPredictionStrategy):
             Sent(f"{PREDICTIONS}*", inputs=(Data.PUBLIC, Data.TRAINING), through_model=True),
             Sent(SELECTED, inputs=(Data.PUBLIC, Data.TRAINING)),
         ),
+        evaluates=("distilled",),
         train_metrics=DISTILLATION_METRICS,
     )
     settings: SelectiveFDSettings

@@ -107,7 +107,7 @@ class DistillationSettings(SoftPredictionSettings):
     distillation_epochs : int
         Epochs of distillation on the public samples.
     distillation_learning_rate : float
-        Step size of the distillation.
+        Step size of the distillation; it follows `learning_rate_schedule`.
     public_batch_size : int
         Batch size of the distillation.
     t_squared : bool
@@ -235,6 +235,10 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         asked = self._asking(self.asked(server_round, partition_id))
         begins = server_round == 1 and partition_id in self.round.new
         return {**({} if begins else self.teachers_for(partition_id)), **asked}
+
+    def last_distillation(self, partition_id: int) -> Arrays:
+        """Send the teachers of the last round, if the method evaluates what they teach."""
+        return self.teachers_for(partition_id) if "distilled" in self.record.evaluates else {}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require soft predictions, (A, K), on the requested samples."""

@@ -314,6 +314,7 @@ def numbers(names):
         "test and validation results": ["own"],
         "results before local training": ["received"],
         "results after local training": ["trained"],
+        "results after distillation": ["distilled"],
         "results of the global model": ["global"],
     }
     words = {word: {metric.name for metric in metrics_of(models)} for word, models in words.items()}

@@ -57,8 +57,8 @@ def jains_index(accuracies: pd.Series) -> float:
     return float(accuracies.sum()) ** 2 / (len(accuracies) * squares) if squares else math.nan
 
 
-AT_SECOND_MOMENTS = ("trained_accuracy", "received_accuracy")
-"""Mean accuracies after local training or as received, where ``accuracy`` is of the other one."""
+AT_SECOND_MOMENTS = ("trained_accuracy", "received_accuracy", "distilled_accuracy")
+"""Mean accuracies at other moments of a round than that of ``accuracy``."""
 
 OF_NEW_CLIENTS = ("new_accuracy", "new_worst", "new_beats_local")
 """Columns of a run that are about its new clients, where some run has any."""

@@ -67,9 +67,12 @@ class LocalTraining:
 
     def rate(self, server_round: int) -> float:
         """Return the round's learning rate."""
-        training, rounds = self.run.training, self.run.plan.num_server_rounds
-        schedule, reached = training.learning_rate_schedule, min(server_round, rounds)
-        return scheduled_rate(training.learning_rate, schedule, reached, rounds)
+        return self.scheduled(self.run.training.learning_rate, server_round)
+
+    def scheduled(self, rate: float, server_round: int) -> float:
+        """Return a rate in a round by the schedule of the run; beyond the last as in the last."""
+        schedule, rounds = self.run.training.learning_rate_schedule, self.run.plan.num_server_rounds
+        return scheduled_rate(rate, schedule, min(server_round, rounds), rounds)
 
     def optimizer(
         self, parameters: Iterable[nn.Parameter], server_round: int

@@ -41,6 +41,8 @@ from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.export import (
+    distilled_folder,
+    is_better,
     keep_only_best,
     model_card,
     round_folder,
@@ -55,12 +57,15 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import Batch, seeded
-from strategies.core.counts import IN_TRAINING, EvaluatedModel
-from strategies.core.evaluations import read_evaluation
+from strategies.core.counts import EvaluatedModel, metrics_of
+from strategies.core.evaluations import DISTILLATION, read_evaluation
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS, TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.versions import as_sent
+
+OF_DISTILLED = frozenset(metric.name for metric in metrics_of(["distilled"]))
+"""Metrics that leave a client after the distillation beyond the last round."""
 
 
 class Session:
@@ -124,6 +129,8 @@ class Session:
 
     def serve(self, request: Request) -> TrainReply:
         """Serve a train message. What the model draws depends on round and client only."""
+        if request.phase == DISTILLATION:
+            return self._serve_distillation(request)
         self.request, server_round = request, request.server_round
         with self._remembered.held(request):
             with self._seeded(request.phase, server_round):
@@ -139,6 +146,17 @@ class Session:
             self.keep()
         metrics = {**reply.metrics, **counts, **evaluation.metrics}
         return self._leaving(TrainReply(reply.arrays, metrics, evaluation.answers))
+
+    def _serve_distillation(self, request: Request) -> TrainReply:
+        """Count what the next round would begin with. Nothing is kept."""
+        self.request, self._stored_state = request, None
+        next_round = request.server_round + 1
+        self._remembered.recall(request, next_round)
+        with self._seeded(TRAIN, next_round):
+            reply = self.client.train(request.arrays, next_round, request.phase)
+        self._export_distilled(request.server_round)
+        counts = {name: v for name, v in reply.metrics.items() if name in OF_DISTILLED}
+        return self._leaving(TrainReply(metrics=counts))
 
     def serve_evaluation(self, request: Request) -> TrainReply:
         """Serve an evaluation message. Nothing is kept."""
@@ -196,8 +214,7 @@ class Session:
         Empty if the method does not evaluate this model, and in the training of a round without
         evaluation.
         """
-        is_due = self.request.evaluate or name not in IN_TRAINING
-        is_counted = is_due and name in self.run.method.record.evaluates
+        is_counted = self.request.asks_for(name) and name in self.run.method.record.evaluates
         return self._evaluating.counted(name) if is_counted else {}
 
     def evaluated_model(self, server_round: int) -> nn.Module:
@@ -233,40 +250,69 @@ class Session:
 
         return self._evaluating.count(evaluated.model, against)
 
+    def _export_distilled(self, server_round: int) -> None:
+        """Export the model after its distillation: to be chosen by the run, or if a node does."""
+        folder = self._folder_of_run
+        # What the safeguard deploys is a mixture with the model after local training.
+        if folder is None or self.safeguard:
+            return
+        model, is_of_run = self.client.model, "models-dir" not in self.context.node_config
+        with self.local.evaluation_statistics(model, self.data.train_images):
+            results = read_evaluation(self._evaluating.counted("own")).row
+            results |= {"round": server_round}
+            last = (
+                distilled_folder(folder) if is_of_run else self._last_folder(folder, server_round)
+            )
+            if is_of_run or is_better(results, last, self.partition_id):
+                self._write(Evaluated(model), last, results)
+
     def _export(self, evaluated: Evaluated, results: Mapping[str, float]) -> None:
         """Write the personalized model and its card to where the run and the node ask for it."""
         for folder in self._export_folders(int(results["round"])):
-            try:
-                self._write_model(evaluated, folder, results)
-            except (OSError, RuntimeError, SafetensorError) as error:
-                # A full disk, or a tensor that cannot be written, must not lose the results.
-                log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
+            self._write(evaluated, folder, results)
 
     def _export_folders(self, server_round: int) -> list[Path]:
         """Return the folders for the evaluated model, after removing older models there."""
-        folder, request = self.node.models_folder, self.request
+        folder, request = self._folder_of_run, self.request
         if folder is None:
             return []
-        # Where the node has its own operator, no run replaces the model of another. Whoever starts
-        # a run chooses its own id, but not the one that Flower gives it.
-        keeps_versions = not self.policy.trust_server
-        folder = folder / f"{self.context.run_id}-{request.run_id}" if keeps_versions else folder
-        of_round = round_folder(folder, server_round)
-        last = [of_round if keeps_versions else folder] if request.is_last_round else []
+        last = [self._last_folder(folder, server_round)] if request.is_last_round else []
         if not self.run.keep_best or request.trained_rounds:
             return last
         keep_only_best(folder, self.partition_id, request.best_round)
-        return list(dict.fromkeys([*last, of_round]))
+        return list(dict.fromkeys([*last, round_folder(folder, server_round)]))
 
-    def _write_model(
-        self, evaluated: Evaluated, folder: Path, results: Mapping[str, float]
-    ) -> None:
+    @property
+    def _folder_of_run(self) -> Path | None:
+        """The folder for the run's models, if any.
+
+        Where the node has its own operator, no run replaces the model of another. Whoever starts a
+        run chooses its own id, but not the one that Flower gives it.
+        """
+        folder = self.node.models_folder
+        if folder is None or self.policy.trust_server:
+            return folder
+        return folder / f"{self.context.run_id}-{self.request.run_id}"
+
+    def _last_folder(self, folder: Path, server_round: int) -> Path:
+        return folder if self.policy.trust_server else round_folder(folder, server_round)
+
+    def _write(self, evaluated: Evaluated, folder: Path, results: Mapping[str, Any]) -> None:
+        try:
+            self._write_model(evaluated, folder, results)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            # A full disk, or a tensor that cannot be written, must not lose the results.
+            log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
+
+    def _write_model(self, evaluated: Evaluated, folder: Path, results: Mapping[str, Any]) -> None:
         """Write the personalized model and its card, with the results, into a folder."""
         whose = (self.model_name, self.partition_id, self.node.data_path)
         model = exported_model(evaluated)
         shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
         card = model_card(self.run, self.request.run_id, *whose, self.data.scaling, results, shared)
         card["levels"] = asdict(self.data.samples.levels)
+        if self.request.phase == DISTILLATION:
+            card["evaluated"] = "distilled"
         if self.safeguard:
             card["safeguard"] = asdict(self.safeguard.blend)
             model = self.safeguard.deployed(model)

@@ -59,9 +59,9 @@ class SoftPredictionClient(PersonalClient):
     ) -> TrainReply:
         """Reply with predictions, clipped and with noise if the settings ask for it.
 
-        Predictions (A, K) have rows on the simplex; without rows, nothing is sent. With noise, metrics
-        that depend on training stay here. Raises `PolicyError` if the release would exceed the
-        node's budget.
+        Predictions (A, K) have rows on the simplex; without rows, nothing is sent. With noise,
+        metrics that depend on training stay here. Raises `PolicyError` if the release would exceed
+        the budget of the node.
         """
         settings, wire = self.settings, self.settings.wire
         if not len(predictions):

@@ -83,6 +83,11 @@ def counts_in(metrics: Mapping[str, Any]) -> list[Counts]:
     return found
 
 
+def of_model(model: EvaluatedModel, metrics: Mapping[str, Any]) -> list[Counts]:
+    """Return the counts of one model in the metrics of a message."""
+    return [counts for counts in counts_in(metrics) if counts.model == model]
+
+
 def metrics_of(models: Iterable[EvaluatedModel]) -> list[Metric]:
     """Return the metrics with which a client reports the counts of some models."""
     metrics = []
