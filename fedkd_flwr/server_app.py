@@ -190,7 +190,11 @@ def check_models(configuration: Configuration) -> None:
         if fits_unseen and samples > 1 and not is_custom(name):
             continue
         try:
-            images = load_private(run.data).images if is_own_data else torch.empty(0)
+            images = (
+                load_private(run.data).images
+                if is_own_data
+                else torch.empty(0, *run.data.image_shape)
+            )
             if names_estimator(name):
                 require_estimator(run, name, missing=bool(images.isnan().any()))
                 continue

@@ -302,6 +302,7 @@ def with_third_round(path, accuracy):
     ]
     between = {**rows[-1], "accuracy_mean": accuracy}
     write_lines(path / "rounds.jsonl", [*rows[:-1], between, {**rows[-1], "round": 3}])
+    change_json(path / "summary.json", last_round={"round": 3})
 
 
 def test_a_target_counts_up_to_the_first_round_that_has_it(tmp_path):

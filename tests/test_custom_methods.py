@@ -158,6 +158,7 @@ def test_built_in_methods_share_tables():
         "knowledge-weight",
         "rho",
         "coefficient-learning-rate",
+        "coefficient-batch-size",
         "step-coefficients",
     }
     assert {*keys("kt-pfl")} - {*keys("fedmd")} == {f"kt-pfl.{name}" for name in own_of_kt_pfl}

@@ -171,7 +171,7 @@ def test_pfeddf_is_feddf_that_clients_fine_tune_before_they_are_evaluated(two, t
     for n in (0, 1):
         weights = trained(pfeddf.down[2, "evaluate", n]["weights"], *training_data(two, n), steps=2)
         client = client_of({**two, "strategy": "fedavg"}, n)
-        expected = client.session.evaluate_model({"weights": weights}, 2).metrics["loss"]
+        expected = client.session.evaluate_model({"weights": weights}, 2).metrics["own-test-loss"]
         losses = [run.clients.query("round == 2")["loss"].iloc[n] for run in (plain, tuned)]
         assert losses[1] == pytest.approx(expected, abs=1e-5)
         assert losses[0] != pytest.approx(expected, abs=1e-3)

@@ -52,7 +52,7 @@ def test_a_client_is_evaluated_with_the_hypothesis_of_lowest_training_loss(small
         best = min(hypotheses, key=lambda h: loss_of(h, *training_data(small, n)))
         fedavg = {**small, "strategy": "fedavg"}
         metrics = client_of(fedavg, n).session.evaluate_model({"weights": best}, 1).metrics
-        assert run.clients["loss"][n] == pytest.approx(metrics["loss"], abs=1e-6)
+        assert run.clients["loss"][n] == pytest.approx(metrics["own-test-loss"], abs=1e-6)
 
 
 def test_centers_move_to_weighted_means_and_empty_centers_stay():

@@ -150,7 +150,7 @@ def failing_at(monkeypatch, *clients):
 
 
 def test_a_run_stopped_by_too_few_replies_in_stage_2_can_continue(small, tmp_path, monkeypatch):
-    small |= {"min-replies": 3}
+    small |= {"min-replies": 3, "on-client-error": "drop"}
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     with monkeypatch.context() as patch:
         failing_at(patch, 0, 2)
@@ -164,6 +164,7 @@ def test_a_run_stopped_by_too_few_replies_in_stage_2_can_continue(small, tmp_pat
 
 def test_an_extended_run_discards_its_personalized_models(small, tmp_path, monkeypatch):
     """A client that fails in the new second stage is evaluated with its teacher."""
+    small |= {"on-client-error": "drop"}
     fedkd_flwr.run(small, output_dir=tmp_path / "run")
     failing_at(monkeypatch, 1)
     grown = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)

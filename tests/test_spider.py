@@ -66,9 +66,8 @@ def test_a_client_is_evaluated_with_its_personal_model(small, tmp_path):
     run, grid = run_with(Witness(), small, tmp_path / "run")
     for n in (0, 1):
         client = client_of({**small, "strategy": "fedavg"}, n)
-        expected = client.session.evaluate_model({"weights": personal_model(grid, n)}, 2).metrics[
-            "loss"
-        ]
+        received = {"weights": personal_model(grid, n)}
+        expected = client.session.evaluate_model(received, 2).metrics["own-test-loss"]
         loss = run.clients.query("round == 2")["loss"].iloc[n]
         assert loss == pytest.approx(expected, abs=1e-6)
 
