@@ -38,8 +38,9 @@ class RoundBar(RowObserver):
 
     def run_started(self, run: Any) -> None:
         """Show where the run is, and rounds that it has."""
-        tqdm.write(f"Run directory: {run.path}", file=sys.stderr)
-        self._begin(len(run.round_rows))
+        bar = self._begin(len(run.round_rows))
+        if not bar.disable:
+            bar.write(f"Run directory: {run.path}", file=sys.stderr)
 
     def round_finished(self, record: RoundRecord) -> None:
         """Show a finished round and its accuracy."""
