@@ -102,7 +102,7 @@ def build_client(context: Context) -> PersonalClient:
         flat = with_known_clients(context.run_config, context.node_config)
         configuration = _read_once(tuple(flat.items()))
     run = configuration.run
-    policy.check_run(run, configuration.settings)
+    policy.check_run(configuration, context.run_config)
     data = node_split(run.data, data_path, policy)
     run = run if data is run.data else run.model_copy(update={"data": data})
     if run.torch_threads:
@@ -112,11 +112,6 @@ def build_client(context: Context) -> PersonalClient:
         return client
     if reason := refusal(run):
         raise PolicyError(reason)
-    if run.models.estimators.options and not (client.node.model or policy.allow_estimator_options):
-        raise PolicyError(
-            "the run config sets estimator-options; allow-estimator-options = true in the config "
-            "of this node would allow it"
-        )
     return estimator_client(type(client))(context, run, configuration.settings)
 
 

@@ -45,6 +45,7 @@ from strategies.core.method_record import Paper
 from strategies.core.probabilities import check_simplex
 from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.supernets import SearchSettings, SupernetStrategy
 
 PAPER = Paper(
@@ -82,9 +83,11 @@ class FedKMASettings(SearchSettings):
     """
 
     table = "fedkma"
-    similarity_weight: float = Field(default=0.5, ge=0, le=1)
-    as_printed: bool = False
-    sharpness: Annotated[float, SearchRange(0.3, 30.0, log=True)] = Field(default=1.0, gt=0)
+    similarity_weight: Annotated[float, ANY_ON_NODES] = Field(default=0.5, ge=0, le=1)
+    as_printed: Annotated[bool, ANY_ON_NODES] = False
+    sharpness: Annotated[float, SearchRange(0.3, 30.0, log=True), ANY_ON_NODES] = Field(
+        default=1.0, gt=0
+    )
 
 
 def irrelevancy(

@@ -45,7 +45,7 @@ from strategies.core.replies import (
     TooFewRepliesError,
 )
 from strategies.core.search import SearchRange
-from strategies.core.settings_groups import Numbers, all_numbers
+from strategies.core.settings_groups import ANY_ON_NODES, Numbers, OnNodes, all_numbers
 from strategies.core.state import unsaved
 from strategies.fedavg import FedAvg
 from strategies.method import Results
@@ -97,17 +97,21 @@ class PersFLSettings(Settings):
     """
 
     table = "persfl"
-    imitation: Annotated[Numbers, all_numbers(lambda share: 0 <= share <= 1, "in [0, 1]")] = (
-        0.0, 0.25, 0.5, 0.75, 1.0,
-    )  # fmt: skip
-    temperatures: Annotated[Numbers, all_numbers(lambda t: t > 0, "above 0")] = (1.0, 5.0, 25.0)
-    distillation_epochs: int = Field(default=10, ge=1)
-    distillation_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
-        default=0.01, gt=0
+    imitation: Annotated[
+        Numbers, all_numbers(lambda share: 0 <= share <= 1, "in [0, 1]"), ANY_ON_NODES
+    ] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    temperatures: Annotated[Numbers, all_numbers(lambda t: t > 0, "above 0"), OnNodes(0.1, 100)] = (
+        1.0,
+        5.0,
+        25.0,
     )
-    validate_every: int = Field(default=0, ge=0)
-    teacher: Literal["optimal", "last"] = "optimal"
-    divergence: Literal["forward", "reverse"] = "forward"
+    distillation_epochs: Annotated[int, OnNodes(1, 100)] = Field(default=10, ge=1)
+    distillation_learning_rate: Annotated[
+        float, SearchRange(0.003, 0.3, log=True), OnNodes(0, 1)
+    ] = Field(default=0.01, gt=0)
+    validate_every: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    teacher: Annotated[Literal["optimal", "last"], ANY_ON_NODES] = "optimal"
+    divergence: Annotated[Literal["forward", "reverse"], ANY_ON_NODES] = "forward"
 
     def stretches(self) -> list[int]:
         """Return the numbers of epochs of stage 2 between validations."""

@@ -98,9 +98,9 @@ def test_one_bundle_is_removed_and_the_others_stay(bundle, tmp_path, trace):
     mine = approve(bundle, file)
     assert revoke(mine.digest[:12], file) == mine
     assert read_approvals(file) == [other]
-    with pytest.raises(BundleError, match="has 0 bundles whose digest begins with"):
+    with pytest.raises(BundleError, match="has 0 digests that begin with"):
         revoke(mine.digest, file)
-    with pytest.raises(BundleError, match="has 0 bundles"):
+    with pytest.raises(BundleError, match="has 0 digests"):
         revoke("", file)
 
 

@@ -29,7 +29,8 @@ STRATEGIES = ("perfed-ckt", "fml", "fedproto")
 KT-pFL has the runs with faults.
 """
 
-SETTINGS = {**fed.SMALL, "num-clients": 3}
+# Nodes draw their batches themselves, so that only a single batch gives the numbers of one process.
+SETTINGS = {**fed.SMALL, "num-clients": 3, "batch-size": 512}
 
 INTRUDERS = {
     "no key": {},

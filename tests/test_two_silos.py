@@ -16,6 +16,7 @@ import pytest
 from federation import FRESH_PROCESSES, ROOT, GuardedFederation
 from test_engines import assert_same_new_clients
 
+from fedkd_flwr.bundles.approved_runs import approve_run
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines.in_process import InProcessGrid
@@ -27,9 +28,7 @@ NEAREST = "examples.own_method:nearest"
 RECURRENT = "examples.own_series:Recurrent"
 FOREST = "sklearn.ensemble:RandomForestClassifier"
 POLICY = {
-    "allow-methods": f"soft-predictions,persfl,{NEAREST}",
-    "allow-code": "examples,sklearn",
-    "allow-estimator-options": True,
+    "allow-methods": "soft-predictions,persfl",
     "min-class-count": 3,
 }
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
@@ -105,7 +104,8 @@ class ProxiedFederation(GuardedFederation):
 def silos(tmp_path_factory):
     with ProxiedFederation(tmp_path_factory.mktemp("silos")) as federation:
         for node in federation.node_configs.values():
-            node |= {"num-partitions": 2, **POLICY}
+            approved = str(federation.folder / "approved-runs")
+            node |= {"num-partitions": 2, **POLICY, "approved-runs": approved}
         federation.start_all()
         yield federation
 
@@ -174,6 +174,7 @@ def test_custom_code_gives_the_numbers_of_one_process(approved, tmp_path):
     series = {"dataset": "examples.own_series:waves", "models": f"mlp,{RECURRENT}"}
     settings = {**SETTINGS, **series, "strategy": NEAREST}
     packed = {"own-settings": "nearest.sharpness = 3", "output-dir": str(tmp_path / "run")}
+    approve_run({**settings, **packed}, approved.folder / "approved-runs")
     process = approved.start_run({**settings, **packed})
     there = approved.finished_run(process, tmp_path / "run", 400)
     here = in_process({**settings, "nearest.sharpness": 3.0}, tmp_path / "here")
@@ -192,6 +193,7 @@ def test_a_forest_on_one_node_gives_the_numbers_of_one_process(approved, tmp_pat
     approved.start_app(1)
     options = "RandomForestClassifier = {n_estimators = 5}"
     settings = {**SETTINGS, "models": f"mlp,{FOREST}", "estimator-options": options}
+    approve_run(settings, approved.folder / "approved-runs")
     process = approved.start_run({**settings, "output-dir": str(tmp_path / "run")})
     there = approved.finished_run(process, tmp_path / "run", 400)
     here = in_process(settings, tmp_path / "here")
