@@ -166,7 +166,7 @@ def test_new_clients_among_those_connected_have_the_results_of_one_process(appro
     assert there.config["num-clients"] == 2
     assert_same_new_clients(there, in_process(settings, tmp_path / "here"))
     for n in approved.node_configs:
-        bundles = (approved.folder / "home" / f"app-{n}" / "approved").iterdir()
+        bundles = (approved.folder / "home" / f"app-{n}" / "approved").glob("*/*")
         assert [len(list(bundle.glob("apps/*/fedkd_flwr"))) for bundle in bundles] == [1]
 
 
