@@ -591,7 +591,7 @@ def test_state_brings_back_matrix_and_mixed_models():
     [
         ({"supernet-operations": "none,conv_99x99"}, "unknown operation 'conv_99x99'; choose"),
         ({"supernet-operations": "none"}, "at least one operation besides 'none'"),
-        ({"supernet-cells": 2}, "a supernet's cells must be at least 3, got 2"),
+        ({"supernet-cells": 2}, "a supernet's cells must be from 3 to 100, got 2"),
         ({"genotype": "big"}, "a genotype is JSON of the form"),
         ({"fedkma.similarity-weight": 1.5}, "fedkma.similarity-weight = 1.5.*less than or equal"),
         ({"fedkma.similarity-weight": -0.1}, "fedkma.similarity-weight = -0.1.*greater than"),
