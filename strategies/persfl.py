@@ -135,7 +135,7 @@ def check_pairs(reply: Reply, client: ClientInfo) -> None:
     ----------
     reply : Reply
         Its array `PAIRS`, (pairs, 2): correct predictions on validation and test data, or
-        `DIVERGED` for both.
+        `DIVERGED` for both. A client that withholds its counts has none.
     client : ClientInfo
         Sizes of its splits, as reported when it joined.
 
@@ -144,6 +144,8 @@ def check_pairs(reply: Reply, client: ClientInfo) -> None:
     InvalidReplyError
         If a count is below 0 or above the size of its split.
     """
+    if PAIRS not in reply.arrays:
+        return
     counts = reply.arrays[PAIRS]
     sizes = np.array([client.validation_size, client.test_size])
     is_counted = ((counts >= 0) & (counts <= sizes) & (sizes > 0)).all(axis=1)
@@ -265,16 +267,20 @@ class PersFL(FedAvg):
         return [
             {"round": server_round, **row}
             for n, reply in personalized.items()
+            if PAIRS in reply.arrays
             for row in pair_rows(grid, reply.arrays[PAIRS], self.round.clients[n])
         ]
 
     def personalized(self, clients: Iterable[int], model: Model) -> dict[int, Reply]:
-        """Let clients distill from their teachers; the final global model is a candidate."""
-        pairs = len(self.settings.grid())
+        """Let clients distill from their teachers; the final global model is a candidate.
+
+        A client that withholds its counts chooses a pair by itself, and reports none.
+        """
+        pairs = {PAIRS: ExpectedArray((len(self.settings.grid()), 2), "int32")}
         return self.round.ask(
             PERSONALIZE,
             payloads=dict.fromkeys(clients, model),
-            due=lambda n: {PAIRS: ExpectedArray((pairs, 2), "int32")},
+            due=lambda n: pairs if self.round.clients[n].validation_size else {},
             check=lambda reply: check_pairs(reply, self.round.clients[reply.partition_id]),
         )
 

@@ -85,8 +85,8 @@ MEANINGS = {
     "moved-public": "the same for distillation",
     "num-clients": "number of clients; 0 at a node with its own data",
     "num-examples": (
-        "training samples, with `validation-size` and `test-size`; a node with `allow-counts ="
-        " false` sends 0 for the latter"
+        "training samples, with `validation-size` and `test-size`; a node sends 0 for the latter"
+        " unless `allow-counts = true`"
     ),
     "operations": "operations left in the search",
     "pairs": "chosen lambda and temperature for each stored teacher",
@@ -103,7 +103,8 @@ MEANINGS = {
     "teacher": "class probabilities to learn from",
     "teacher-round": "round of the chosen teacher, with `teacher-accuracy`",
     "test results": (
-        "`correct`, `total` and `loss` on the test split; not sent with `allow-counts = false`"
+        "`correct`, `total` and `loss` on the test split; a node sends them only with "
+        "`allow-counts = true`"
     ),
     "train-loss": (
         "mean loss on training samples; a node sends it only with `allow-training-metrics = true`"

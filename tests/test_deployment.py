@@ -42,6 +42,7 @@ INTRUDERS = {
 POLICY = {
     "allow-methods": "soft-predictions,fml,fedproto,persfl",
     "client-split": fed.SMALL["client-split"],
+    "allow-counts": True,
     "min-class-count": 3,
 }
 """What the nodes allow beyond the defaults. A class of these silos has about six samples."""

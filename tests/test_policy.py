@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import math
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from federation import images_of
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from helpers import Witness, run_with, write_image_folder, write_parquet
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -573,6 +575,33 @@ def test_a_refusal_reaches_the_server_as_a_fixed_sentence(small, tmp_path):
         run_with(client_app, small, tmp_path, node_configs=nodes, strategy="fedavg", models="mlp")
 
 
+def test_persfl_chooses_on_the_node(small, tmp_path):
+    """Its pair and its teacher need no reported count."""
+    settings = {"strategy": "persfl", "models": "mlp", "models-dir": str(tmp_path / "models")}
+    nodes = {1: {"allow-counts": False}}
+    run, _ = run_with(client_app, small, tmp_path / "run", node_configs=nodes, **settings)
+    assert list(run.rounds["failures"]) == [0, 0]
+    assert set(run.table("pairs")["partition_id"]) == {0, 2, 3}
+    weights = [load_file(tmp_path / "models" / f"{n}.safetensors") for n in (1, 2)]
+    assert any((weights[0][name] != weights[1][name]).any() for name in weights[0])
+    with pytest.raises(TooFewRepliesError, match="the method needs counts"):
+        run_with(
+            client_app,
+            small,
+            tmp_path / "other",
+            node_configs={n: {"allow-counts": False} for n in range(4)},
+            **{**settings, "strategy": "fedfomo"},
+        )
+
+
+def test_only_the_operator_sees_counts_by_default(small, silo, logged):
+    client = client_on(silo, {**small, **SILO}, strategy="local")
+    message = {"names": [], "server-round": 1, "phase": "train", "evaluate": True}
+    _, _, metrics = client.fit([], message)
+    assert "correct" not in metrics
+    assert any("for its operator alone: correct" in text for text in logged(logging.INFO))
+
+
 def test_counts_can_be_withheld(small, tmp_path):
     withheld = {"allow-counts": False}
     for strategy in ("kt-pfl", "fedavg"):  # counts beside predictions, and in messages of their own
@@ -654,7 +683,11 @@ def test_small_classes_do_not_leave_as_class_means(small, silo):
 def test_counts_by_class_do_not_tell_small_training_classes(small, silo, tmp_path):
     """A server that asks for few training and many test samples learned of a single one."""
     small |= {**SILO, "client-split": "20/0/80", "measures": "classes"}
-    silo |= {"min-class-count": 4, "approved-runs": str(tmp_path / "approved")}
+    silo |= {
+        "min-class-count": 4,
+        "allow-counts": True,
+        "approved-runs": str(tmp_path / "approved"),
+    }
     silo["client-split"] = "20/0/80"
     approve_run({**small, "strategy": "local"}, tmp_path / "approved")
     client = client_on(silo, small, strategy="local")

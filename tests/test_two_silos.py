@@ -29,6 +29,7 @@ RECURRENT = "examples.own_series:Recurrent"
 FOREST = "sklearn.ensemble:RandomForestClassifier"
 POLICY = {
     "allow-methods": "soft-predictions,persfl",
+    "allow-counts": True,
     "min-class-count": 3,
 }
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")

@@ -106,7 +106,7 @@ class PersFLClient(ParameterClient):
         if phase == CONSIDER:
             return TrainReply()
         pairs = self.personalize(server_round)
-        return TrainReply({PAIRS: pairs})
+        return TrainReply({PAIRS: pairs} if self.policy.allow_counts else {})
 
     def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Evaluate the global model in stage 1, the personalized one in stage 2."""

@@ -86,7 +86,8 @@ class NodePolicy(SettingsGroup):
         Other runs may name no code, and each setting has to lie in its range on nodes
         (`strategies.core.settings_groups.OnNodes`).
     allow_counts : bool
-        Whether the node reports its numbers of correct answers and mean losses.
+        Whether the node reports its numbers of correct answers and mean losses. They carry no
+        noise, and stand in the operator's log either way.
     allow_training_metrics : bool
         Whether the node reports what it measures in training, such as the mean loss on training
         samples. Whoever starts runs can choose settings with which it depends on a single sample.
@@ -116,7 +117,7 @@ class NodePolicy(SettingsGroup):
         "nothing",
     )
     approved_runs: str = str(APPROVED_RUNS)
-    allow_counts: bool = True
+    allow_counts: bool = False
     allow_training_metrics: bool = False
     public_root: str = ""
     min_noise: float = Field(default=0.0, ge=0)
@@ -176,8 +177,8 @@ class NodePolicy(SettingsGroup):
                 raise PolicyError("the method of the run is not in allow-methods of this node")
             for key, allowed in [*run.outside(self.flat()), *settings.outside(self.flat())]:
                 raise PolicyError(f"{key} has to be {allowed}, unless this node approves the run")
-        if Need.VALIDATION_DATA in run.method.record.needs and not self.allow_counts:
-            raise PolicyError("the method needs counts, which allow-counts of this node withholds")
+        if Need.COUNTS in run.method.record.needs and not self.allow_counts:
+            raise PolicyError("the method needs counts; this node would need allow-counts=true")
         self._check_noise(run, settings)
 
     def _check_noise(self, run: RunConfig, settings: Settings) -> None:
@@ -295,6 +296,7 @@ class NodePolicy(SettingsGroup):
 TRUSTING_POLICY = NodePolicy(
     trust_server=True,
     allow_methods=(ALL,),
+    allow_counts=True,
     allow_training_metrics=True,
     client_split=ANY,
     min_class_count=0,

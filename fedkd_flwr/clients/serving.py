@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,11 @@ class ServingClient(StatefulClient):
             except (OSError, RuntimeError, SafetensorError) as error:
                 # A full disk, or a tensor that cannot be written, must not lose the results.
                 log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
-        return TrainReply({}, metrics if self.policy.allow_counts else {}, answers)
+        if self.policy.allow_counts:
+            return TrainReply({}, metrics, answers)
+        told = ", ".join(f"{name} {value:g}" for name, value in metrics.items())
+        log(INFO, "Client %d, for its operator alone: %s", self.partition_id, told)
+        return TrainReply()
 
     def prepared_for_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
         """Prepare and fine-tune the model for its evaluation, and return further metrics."""

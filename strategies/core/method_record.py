@@ -32,6 +32,9 @@ class Need(StrEnum):
     VALIDATION_DATA = "validation data"
     """A validation split of each client."""
 
+    COUNTS = "counts"
+    """What a client measures on its validation data: the server computes with it."""
+
     PLAIN_DESCENT = "plain gradient descent"
     """``optimizer = "sgd"``, for which the method is derived."""
 
