@@ -12,6 +12,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedkd_flwr.clients.audit import audited
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.estimators import estimator_client, refusal
 from fedkd_flwr.clients.node import with_known_clients
@@ -78,7 +79,7 @@ def _as_sent(error: Exception, context: Context) -> Exception:
     return failure_to_send(error, context.node_config.get("partition-id"))
 
 
-app = ClientApp(mods=[explain_failures, log_work])
+app = ClientApp(mods=[audited, explain_failures, log_work])
 
 
 # A process that handles many messages of a run reads its config once.

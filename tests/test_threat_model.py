@@ -23,6 +23,7 @@ from fedkd_flwr.bundles.approved import Approval, add
 from fedkd_flwr.bundles.approved_runs import digest_of_run
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients.audit import AUDIT
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PrivacyLedger, epsilon_of_trainings
 from fedkd_flwr.data import sources
@@ -106,7 +107,7 @@ class Silo:
     def files(self):
         """Return what lies in the node's folders, except its private and public images."""
         ours = (self.private, self.public, self.folder / "approved-runs")
-        found = (path for path in self.folder.rglob("*") if path.is_file())
+        found = (path for path in self.folder.rglob("*") if path.is_file() and path.name != AUDIT)
         return {path for path in found if not any(map(path.is_relative_to, ours))}
 
 
