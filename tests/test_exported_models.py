@@ -96,6 +96,11 @@ def test_a_card_of_another_shape_is_refused_before_a_model_is_built(
     assert len(built) <= 1
 
 
+def test_only_the_owner_reads_a_model_and_its_card(models):
+    path, _ = next(exported_models(models))
+    assert [file.stat().st_mode & 0o077 for file in (path, path.with_suffix(".json"))] == [0, 0]
+
+
 def test_classes_are_named_by_their_folders(tmp_path):
     for name in ("x/ill", "x/healthy", "x/.hidden", "numbers/0", "numbers/1"):
         (tmp_path / name).mkdir(parents=True)

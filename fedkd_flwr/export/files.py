@@ -89,7 +89,7 @@ def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: P
     """Write a model and its card, both completely or not at all.
 
     The folder gets ``<partition-id>.safetensors``, which is returned, and ``<partition-id>.json``;
-    it is made if missing, for the owner alone.
+    it is made if missing. The files are for their owner alone.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{card['partition-id']}.safetensors"
@@ -102,6 +102,8 @@ def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: P
     with replacing(path) as weights, replacing(path.with_suffix(".json")) as described:
         save_file(tensors, weights)
         described.write_text(json.dumps(card, indent=2) + "\n")
+        for file in (weights, described):  # the folder may be one that others read
+            file.chmod(0o600)
     return path
 
 
