@@ -112,7 +112,7 @@ def test_an_audit_says_what_left_and_what_was_refused(silo):
     silo.refuses("batch-size", **{"batch-size": 1})
     sent, *refused = audit_of(silo)
     assert sent["arrays"] == {"predictions": [20, 10]} and 800 <= sent["bytes"] < 1000
-    assert sent["metrics"] == ["gradient-steps"] and 0 < sent["epsilon"] < 50
+    assert sent["metrics"] == ["gradient-steps"] and 0 < sent["ledger-epsilon"] < 50
     assert (sent["run"], sent["round"], sent["method"]) == ("a1", "1", "kt-pfl")
     assert sent["config"] == digest_of_run({**silo.config, **NOISE})
     assert len(refused) == 3 and all("batch-size has to be" in line["error"] for line in refused)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import fedkd_flwr
 from fedkd_flwr import files
 from fedkd_flwr.bundles.approved import read_approvals, revoke
-from fedkd_flwr.bundles.approved_runs import approve_run
+from fedkd_flwr.bundles.approved_runs import approve_run, digest_of_run
 from fedkd_flwr.cli import app as cli
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
@@ -162,6 +162,17 @@ def test_a_setting_lies_in_its_range_unless_the_run_is_approved(
     assert "has to be" in refusal(silo, small, **{key: refused, "seed": 7})
     revoke(approval.digest, tmp_path / "approved")
     assert "has to be" in refusal(silo, small, **{key: refused})
+
+
+def test_the_digest_of_a_run_does_not_depend_on_the_machine(small, tmp_path, monkeypatch):
+    named = {**small, "dataset": "folder:silos", "num-classes": 10, "image-shape": "1,28,28"}
+    digests = set()
+    for folder in ("operator", "superlink"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        digests |= {digest_of_run(named), digest_of_run(read_config(named).for_flower())}
+    assert len(digests) == 1
+    assert digest_of_run({**named, "learning-rate": 0.5}) not in digests
 
 
 def test_the_range_of_a_batch_follows_the_node(small, silo):

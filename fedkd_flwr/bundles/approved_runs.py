@@ -15,6 +15,7 @@ from fedkd_flwr.config import (
     with_own_settings_unpacked,
 )
 from fedkd_flwr.config.run_config import RunConfig, as_scalar
+from fedkd_flwr.data.registry import FOLDER
 from strategies.core.settings_groups import DEFAULT_ON_NODES
 from strategies.soft_predictions import SoftPredictionSettings
 
@@ -36,6 +37,9 @@ def digest_of_run(run_config: Mapping[str, Any]) -> str:
     `ConfigError` if ``own-settings`` cannot be read.
     """
     asked = {**default_values(), **with_own_settings_unpacked(run_config)}
+    if str(asked["dataset"]).startswith(FOLDER):
+        # A mere name for nodes with own data; each machine completes it by its working directory.
+        asked["dataset"] = FOLDER + Path(str(asked["dataset"]).removeprefix(FOLDER)).name
     values = {key: _comparable(value) for key, value in asked.items() if key not in FREE_KEYS}
     return digest_of(json.dumps(values, sort_keys=True).encode())
 
@@ -79,7 +83,7 @@ def approve_run(values: Mapping[str, Any], file: Path) -> tuple[Approval, Config
     """
     configuration = read_config({**ALL_CONNECTED, **values})
     run, digest = configuration.run, digest_of_run(configuration.for_flower())
-    remark = f"{run.strategy} on {run.data.dataset}, {run.plan.num_server_rounds} rounds"
+    remark = f"{run.strategy}, {run.plan.num_server_rounds} rounds"
     shown = "".join(filter(str.isprintable, remark))
     return add(Approval(digest, shown), file), configuration
 

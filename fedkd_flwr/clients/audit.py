@@ -83,11 +83,11 @@ def _asked(message: Message, context: Context) -> dict[str, Any]:
 
 
 def _epsilon(folder: Path, context: Context) -> dict[str, float]:
-    """Return what the node has spent so far, in all runs."""
+    """Return what the node's ledger has counted so far, in all runs with noise."""
     policy = read_policy(context.node_config)
     ledger = PrivacyLedger(folder / LEDGER, delta=policy.privacy_delta)
     try:
-        return {"epsilon": ledger.epsilon, "dp-epsilon": ledger.epsilon_of_training}
+        return {"ledger-epsilon": ledger.epsilon, "ledger-dp-epsilon": ledger.epsilon_of_training}
     except DamagedLedgerError:
         return {}
 
