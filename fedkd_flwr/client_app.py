@@ -12,12 +12,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedkd_flwr.clients.audit import audited
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.clients.estimators import EstimatorClient
+from fedkd_flwr.clients.estimators import EstimatorClient, refusal
 from fedkd_flwr.clients.messages import Request, TrainReply
 from fedkd_flwr.clients.node import node_split, with_known_clients
 from fedkd_flwr.clients.node_log import log_work
-from fedkd_flwr.clients.policy import NodeConfigError, read_policy
+from fedkd_flwr.clients.policy import NodeConfigError, PolicyError, read_policy
 from fedkd_flwr.clients.session import Session
 from fedkd_flwr.clients.tracebacks import (
     ClientCodeError,
@@ -88,7 +89,7 @@ def _as_sent(error: Exception, context: Context) -> Exception:
     return failure_to_send(error, context.node_config.get("partition-id"))
 
 
-app = ClientApp(mods=[explain_failures, log_work])
+app = ClientApp(mods=[audited, explain_failures, log_work])
 
 
 # A process that handles many messages of a run reads its config once.
@@ -112,14 +113,14 @@ def build_client(context: Context) -> PersonalClient:
         flat = with_known_clients(context.run_config, context.node_config)
         configuration = _read_once(tuple(flat.items()))
     run = configuration.run
-    policy.check_run(run, configuration.settings)
+    policy.check_run(configuration, context.run_config)
     data = node_split(run.data, data_path, policy)
     run = run if data is run.data else run.model_copy(update={"data": data})
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
     client = cast(PersonalClient, Session(context, run, configuration.settings).client)
-    if isinstance(client, EstimatorClient):
-        client.require_allowed()
+    if isinstance(client, EstimatorClient) and (reason := refusal(run)):
+        raise PolicyError(reason)
     return client
 
 

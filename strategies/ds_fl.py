@@ -14,7 +14,7 @@ Differences from the paper
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from numpy.typing import NDArray
 from pydantic import Field
@@ -22,6 +22,7 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.probabilities import softmax
 from strategies.core.replies import Reply
+from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.fedmd import FedMD
 from strategies.soft_predictions import DistillationSettings
 
@@ -41,8 +42,8 @@ class DSFLSettings(DistillationSettings):
     """
 
     table = "ds-fl"
-    aggregation: Aggregation = "entropy-reduction"
-    era_temperature: float = Field(default=0.1, gt=0)
+    aggregation: Annotated[Aggregation, ANY_ON_NODES] = "entropy-reduction"
+    era_temperature: Annotated[float, ANY_ON_NODES] = Field(default=0.1, gt=0)
 
 
 AGGREGATIONS: dict[str, Callable[[NDArray[Any], float], NDArray[Any]]] = {

@@ -164,7 +164,7 @@ class FedFomo(LibraryStrategy):
             arxiv="2012.08565",
         ),
         exchanged="parameters and gains of others",
-        needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
+        needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA, Need.COUNTS),
         settings_type=FedFomoSettings,
         averages_parameters=False,
         # Validation samples weigh the models from which a training starts.

@@ -49,6 +49,7 @@ from strategies.core.method_record import Paper
 from strategies.core.probabilities import check_simplex
 from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.supernets import SearchSettings, SupernetStrategy
 
 PAPER = Paper(
@@ -92,10 +93,12 @@ class FedKMASettings(SearchSettings):
     """
 
     table = "fedkma"
-    similarity_weight: float = Field(default=0.5, ge=0, le=1)
-    as_printed: bool = False
-    sharpness: Annotated[float, SearchRange(0.3, 30.0, log=True)] = Field(default=1.0, gt=0)
-    absent: Literal["uniform", "excluded", "farthest"] = "uniform"
+    similarity_weight: Annotated[float, ANY_ON_NODES] = Field(default=0.5, ge=0, le=1)
+    as_printed: Annotated[bool, ANY_ON_NODES] = False
+    sharpness: Annotated[float, SearchRange(0.3, 30.0, log=True), ANY_ON_NODES] = Field(
+        default=1.0, gt=0
+    )
+    absent: Annotated[Literal["uniform", "excluded", "farthest"], ANY_ON_NODES] = "uniform"
 
 
 def irrelevancy(

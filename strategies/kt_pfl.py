@@ -46,6 +46,7 @@ from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes
 from strategies.method import Results
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
@@ -81,10 +82,12 @@ class TeacherSettings(DistillationSettings):
     """
 
     table = "kt-pfl"
-    temperature: Annotated[float, SearchRange(1.0, 10.0, log=True)] = Field(default=3.0, gt=0)
-    distillation_learning_rate: Annotated[float, SearchRange(0.005, 0.3, log=True)] = Field(
-        default=0.02, gt=0
+    temperature: Annotated[float, SearchRange(1.0, 10.0, log=True), OnNodes(0.1, 100)] = Field(
+        default=3.0, gt=0
     )
+    distillation_learning_rate: Annotated[
+        float, SearchRange(0.005, 0.3, log=True), OnNodes(0, 1)
+    ] = Field(default=0.02, gt=0)
 
 
 class KTpFLSettings(TeacherSettings):
@@ -108,13 +111,15 @@ class KTpFLSettings(TeacherSettings):
     """
 
     table = "kt-pfl"
-    knowledge_weight: float = Field(default=1.0, ge=0)
-    rho: float = Field(default=0.6, ge=0)
-    coefficient_learning_rate: Annotated[float, SearchRange(0.003, 1.0, log=True)] = Field(
-        default=0.01, ge=0
+    knowledge_weight: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0)
+    rho: Annotated[float, ANY_ON_NODES] = Field(default=0.6, ge=0)
+    coefficient_learning_rate: Annotated[float, SearchRange(0.003, 1.0, log=True), ANY_ON_NODES] = (
+        Field(default=0.01, ge=0)
     )
-    coefficient_batch_size: int = Field(default=64, ge=1)
-    step_coefficients: Literal["before-mixing", "after-mixing"] = "before-mixing"
+    coefficient_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=64, ge=1)
+    step_coefficients: Annotated[Literal["before-mixing", "after-mixing"], ANY_ON_NODES] = (
+        "before-mixing"
+    )
 
 
 def knowledge_gradient(

@@ -8,7 +8,7 @@ vector belongs to which layer.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.core.state import State
 from strategies.core.vector_kinds import BUFFERS, MODEL_SENT
 
@@ -44,7 +45,7 @@ class SharedModelSettings(Settings):
         own models; ``mlp`` if these have several.
     """
 
-    shared_model: str = ""
+    shared_model: Annotated[str, ANY_ON_NODES] = ""
 
     def resolved(self, models: Sequence[str]) -> Self:
         """Return the settings with an architecture for the shared model, of the clients' own."""

@@ -40,6 +40,7 @@ from strategies.core.probabilities import normalized_rows
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes
 from strategies.method import Results
 from strategies.soft_predictions import (
     SoftPredictionSettings,
@@ -71,12 +72,12 @@ class PerFedCKTSettings(SoftPredictionSettings):
     """
 
     table = "perfed-ckt"
-    clusters: Annotated[int, SearchRange(1, 5)] = Field(default=3, ge=1)
-    regularization_weight: Annotated[float, SearchRange(0.3, 10.0, log=True)] = Field(
-        default=2.0, ge=0
+    clusters: Annotated[int, SearchRange(1, 5), ANY_ON_NODES] = Field(default=3, ge=1)
+    regularization_weight: Annotated[float, SearchRange(0.3, 10.0, log=True), OnNodes(0, 100)] = (
+        Field(default=2.0, ge=0)
     )
-    public_batch_size: int = Field(default=128, ge=1)
-    weight_by_distance: bool = False
+    public_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=128, ge=1)
+    weight_by_distance: Annotated[bool, ANY_ON_NODES] = False
 
     def factor(self, distance: float) -> float:
         """Return what multiplies lambda at a client.

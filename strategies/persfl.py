@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.client_info import ClientInfo
-from strategies.core.declarations import Data, of_model
+from strategies.core.declarations import Data, Sent
 from strategies.core.flower import log
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import PlanSettings, Settings
@@ -52,7 +52,7 @@ from strategies.core.replies import (
     TooFewRepliesError,
 )
 from strategies.core.search import SearchRange
-from strategies.core.settings_groups import Numbers, all_numbers
+from strategies.core.settings_groups import ANY_ON_NODES, Numbers, OnNodes, all_numbers
 from strategies.core.state import unsaved
 from strategies.fedavg import FedAvg
 from strategies.method import Results
@@ -107,17 +107,21 @@ class PersFLSettings(Settings):
     """
 
     table = "persfl"
-    imitation: Annotated[Numbers, all_numbers(lambda share: 0 <= share <= 1, "in [0, 1]")] = (
-        0.0, 0.25, 0.5, 0.75, 1.0,
-    )  # fmt: skip
-    temperatures: Annotated[Numbers, all_numbers(lambda t: t > 0, "above 0")] = (1.0, 5.0, 25.0)
-    distillation_epochs: int = Field(default=10, ge=1)
-    distillation_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
-        default=0.01, gt=0
+    imitation: Annotated[
+        Numbers, all_numbers(lambda share: 0 <= share <= 1, "in [0, 1]"), ANY_ON_NODES
+    ] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    temperatures: Annotated[Numbers, all_numbers(lambda t: t > 0, "above 0"), OnNodes(0.1, 100)] = (
+        1.0,
+        5.0,
+        25.0,
     )
-    validate_every: int = Field(default=0, ge=0)
-    teacher: Literal["optimal", "last"] = "optimal"
-    divergence: Literal["forward", "reverse"] = "forward"
+    distillation_epochs: Annotated[int, OnNodes(1, 100)] = Field(default=10, ge=1)
+    distillation_learning_rate: Annotated[
+        float, SearchRange(0.003, 0.3, log=True), OnNodes(0, 1)
+    ] = Field(default=0.01, gt=0)
+    validate_every: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    teacher: Annotated[Literal["optimal", "last"], ANY_ON_NODES] = "optimal"
+    divergence: Annotated[Literal["forward", "reverse"], ANY_ON_NODES] = "forward"
 
     def stretches(self) -> list[int]:
         """Return the numbers of epochs of stage 2 between validations."""
@@ -138,8 +142,11 @@ def check_pairs(reply: Reply, client: ClientInfo) -> None:
     """Refuse impossible counts of correct predictions.
 
     The reply's array `PAIRS`, (pairs, 2), has those on validation and test data, or `DIVERGED` for
-    both. Raises `InvalidReplyError` if a count is below 0 or above the size of the client's split.
+    both; a client that withholds its counts has none. Raises `InvalidReplyError` if a count is
+    below 0 or above the size of the client's split.
     """
+    if PAIRS not in reply.arrays:
+        return
     counts = reply.arrays[PAIRS]
     sizes = np.array([client.validation_size, client.test_size])
     is_counted = ((counts >= 0) & (counts <= sizes) & (sizes > 0)).all(axis=1)
@@ -199,7 +206,10 @@ class PersFL(FedAvg):
         trains_new_clients=True,
         keeps_global_models=True,
         evaluates=("global",),
-        sends=(*FedAvg.record.sends, of_model(PAIRS, Data.VALIDATION, Data.TEST)),
+        sends=(
+            *FedAvg.record.sends,
+            Sent(PAIRS, inputs=(Data.VALIDATION, Data.TEST), through_model=True, required=False),
+        ),
         evaluation_metrics=(
             CHOSEN("lambda", high=1),
             CHOSEN("temperature"),
@@ -252,16 +262,20 @@ class PersFL(FedAvg):
         return [
             {"round": server_round, **row}
             for n, reply in personalized.items()
+            if PAIRS in reply.arrays
             for row in pair_rows(grid, reply.arrays[PAIRS], self.round.clients[n])
         ]
 
     def personalized(self, clients: Iterable[int], model: Model) -> dict[int, Reply]:
-        """Let clients distill from their teachers; the final global model is a candidate."""
-        pairs = len(self.settings.grid())
+        """Let clients distill from their teachers; the final global model is a candidate.
+
+        A client that withholds its counts chooses a pair by itself, and reports none.
+        """
+        pairs = {PAIRS: ExpectedArray((len(self.settings.grid()), 2), "int32")}
         return self.round.ask(
             PERSONALIZE,
             payloads=dict.fromkeys(clients, model),
-            due=lambda n: {PAIRS: ExpectedArray((pairs, 2), "int32")},
+            due=lambda n: pairs if self.round.clients[n].validation_size else {},
             check=lambda reply: check_pairs(reply, self.round.clients[reply.partition_id]),
         )
 

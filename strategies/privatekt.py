@@ -47,6 +47,7 @@ from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes
 from strategies.soft_predictions import (
     DistillationSettings,
     SoftPredictionState,
@@ -82,16 +83,16 @@ class PrivateKTSettings(DistillationSettings):
     """
 
     table = "privatekt"
-    epsilon: float = Field(default=5.0, gt=0, le=1000)
-    knowledge_samples: int = Field(default=2, ge=1)
-    buffer_rounds: int = Field(default=25, ge=1)
-    server_steps: int = Field(default=20, ge=0)
-    server_batch_size: int = Field(default=32, ge=1)
-    server_learning_rate: Annotated[float, SearchRange(0.005, 0.5, log=True)] = Field(
+    epsilon: Annotated[float, ANY_ON_NODES] = Field(default=5.0, gt=0, le=1000)
+    knowledge_samples: Annotated[int, ANY_ON_NODES] = Field(default=2, ge=1)
+    buffer_rounds: Annotated[int, ANY_ON_NODES] = Field(default=25, ge=1)
+    server_steps: Annotated[int, ANY_ON_NODES] = Field(default=20, ge=0)
+    server_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=32, ge=1)
+    server_learning_rate: Annotated[float, SearchRange(0.005, 0.5, log=True), ANY_ON_NODES] = Field(
         default=0.05, gt=0
     )
-    self_training_share: float = Field(default=0.1, gt=0, le=1)
-    self_training_steps: int = Field(default=1, ge=0)
+    self_training_share: Annotated[float, ANY_ON_NODES] = Field(default=0.1, gt=0, le=1)
+    self_training_steps: Annotated[int, OnNodes(0, 1000)] = Field(default=1, ge=0)
 
     @property
     def is_private(self) -> bool:

@@ -42,6 +42,7 @@ from strategies.core.method_record import Paper
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
     PREDICTIONS,
@@ -70,9 +71,11 @@ class SelectiveFDSettings(DistillationSettings):
     """
 
     table = "selective-fd"
-    client_quantile: float = Field(default=0.25, ge=0, le=1)
-    server_threshold: Annotated[float, SearchRange(0.2, 2.0)] = Field(default=1.0, ge=0, le=2)
-    kernel_width: float = Field(default=0.0, ge=0)
+    client_quantile: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.25, ge=0, le=1)
+    server_threshold: Annotated[float, SearchRange(0.2, 2.0), ANY_ON_NODES] = Field(
+        default=1.0, ge=0, le=2
+    )
+    kernel_width: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.0, ge=0)
 
 
 def selective_mean(
@@ -118,6 +121,7 @@ class SelectiveFD(SoftPredictionStrategy):
             arxiv="2304.01731",
         ),
         settings_type=SelectiveFDSettings,
+        only_by_name=True,
         # Training samples choose where predictions are not uniform.
         sends=(
             Sent(f"{PREDICTIONS}*", inputs=(Data.PUBLIC, Data.TRAINING), through_model=True),

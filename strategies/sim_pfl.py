@@ -8,13 +8,14 @@ Differences from the paper
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.probabilities import normalized_rows
+from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.kt_pfl import PAPER, PersonalTeacherStrategy, TeacherSettings
 
 
@@ -29,7 +30,7 @@ class TopKSettings(TeacherSettings):
     """
 
     table = "kt-pfl"
-    top_k: int = Field(default=5, ge=0)
+    top_k: Annotated[int, ANY_ON_NODES] = Field(default=5, ge=0)
 
 
 def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:

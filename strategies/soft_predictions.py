@@ -33,7 +33,12 @@ from strategies.core.probabilities import (
 )
 from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply
 from strategies.core.search import SearchRange
-from strategies.core.settings_groups import zero_or_at_least
+from strategies.core.settings_groups import (
+    ANY_ON_NODES,
+    DEFAULT_ON_NODES,
+    OnNodes,
+    zero_or_at_least,
+)
 from strategies.core.state import State
 from strategies.method import Results
 
@@ -75,12 +80,12 @@ class SoftPredictionSettings(Settings):
     """
 
     table = "soft-predictions"
-    number_format: Literal["float32", "float16", "int8"] = "float32"
-    mixing: Literal["mean", "median", "trimmed-mean"] = "mean"
-    clip_norm: Annotated[float, zero_or_at_least(1e-6)] = Field(default=0.0, ge=0)
-    noise_multiplier: float = Field(default=0.0, ge=0)
-    noise_seed: int = Field(default=-1, ge=-1)
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    number_format: Annotated[Literal["float32", "float16", "int8"], ANY_ON_NODES] = "float32"
+    mixing: Annotated[Literal["mean", "median", "trimmed-mean"], ANY_ON_NODES] = "mean"
+    clip_norm: Annotated[float, zero_or_at_least(1e-6), ANY_ON_NODES] = Field(default=0.0, ge=0)
+    noise_multiplier: Annotated[float, ANY_ON_NODES] = Field(default=0.0, ge=0)
+    noise_seed: Annotated[int, DEFAULT_ON_NODES] = Field(default=-1, ge=-1)
+    delta: Annotated[float, ANY_ON_NODES] = Field(default=1e-5, gt=0, lt=1)
 
     @property
     def wire(self) -> NumberFormat:
@@ -114,13 +119,13 @@ class DistillationSettings(SoftPredictionSettings):
         Whether the distillation loss is multiplied by T²; Eq. 6 of KT-pFL has no such factor.
     """
 
-    temperature: float = Field(default=1.0, gt=0)
-    distillation_epochs: int = Field(default=2, ge=0)
-    distillation_learning_rate: Annotated[float, SearchRange(0.005, 0.3, log=True)] = Field(
-        default=0.05, gt=0
-    )
-    public_batch_size: int = Field(default=64, ge=1)
-    t_squared: bool = True
+    temperature: Annotated[float, OnNodes(0.1, 100)] = Field(default=1.0, gt=0)
+    distillation_epochs: Annotated[int, OnNodes(0, 100)] = Field(default=2, ge=0)
+    distillation_learning_rate: Annotated[
+        float, SearchRange(0.005, 0.3, log=True), OnNodes(0, 1)
+    ] = Field(default=0.05, gt=0)
+    public_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=64, ge=1)
+    t_squared: Annotated[bool, ANY_ON_NODES] = True
 
 
 def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str | float) -> None:

@@ -101,7 +101,7 @@ class Spider(ParameterStrategy):
             year=2021,
             arxiv="2112.13939",
         ),
-        needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
+        needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA, Need.COUNTS),
         settings_type=SpiderSettings,
         evaluates_trained_model=True,
         evaluates=(),

@@ -6,7 +6,7 @@ mixes the supernets of a round by a row-stochastic matrix. On its own the base m
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from strategies.core.mixing import MIXINGS
 from strategies.core.plan import Settings
 from strategies.core.probabilities import equal_weights
 from strategies.core.replies import Arrays, Reply
+from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, OnNodes
 from strategies.core.state import unsaved
 from strategies.core.vector_kinds import ALPHAS, SUPERNET_SENT
 from strategies.method import Results
@@ -41,10 +42,10 @@ class SearchSettings(Settings):
     """
 
     table = "fedkma"
-    alpha_optimizer: Literal["sgd", "adam"] = "sgd"
-    alpha_learning_rate: float = Field(default=0.01, gt=0)
-    alpha_weight_decay: float = Field(default=3e-4, ge=0)
-    alpha_share: float = Field(default=0.0, ge=0, lt=1)
+    alpha_optimizer: Annotated[Literal["sgd", "adam"], ANY_ON_NODES] = "sgd"
+    alpha_learning_rate: Annotated[float, OnNodes(0, 1)] = Field(default=0.01, gt=0)
+    alpha_weight_decay: Annotated[float, OnNodes(0, 0.1)] = Field(default=3e-4, ge=0)
+    alpha_share: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.0, ge=0, lt=1)
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,8 @@ MEANINGS = {
     "moved-public": "the same for distillation",
     "num-clients": "number of clients; 0 at a node with its own data",
     "num-examples": (
-        "training samples, with `validation-size` and `test-size`; a node with `allow-counts ="
-        " false` sends 0 for the latter"
+        "training samples, with `validation-size` and `test-size`; a node sends 0 for the latter"
+        " unless `allow-counts = true`"
     ),
     "operations": "operations left in the search",
     "pairs": "chosen lambda and temperature for each stored teacher",
@@ -105,7 +105,8 @@ MEANINGS = {
     "teacher-round": "round of the chosen teacher, with `teacher-accuracy`",
     "test and validation results": (
         "`own-test-correct`, `own-test-total` and `own-test-loss`, and the same on the validation"
-        " split as `own-validation-correct` and so on; not sent with `allow-counts = false`"
+        " split as `own-validation-correct` and so on; a node sends them only with "
+        "`allow-counts = true`"
     ),
     "results after local training": (
         "the same as `trained-test-correct` and so on; before it, `received-test-correct`; of the"

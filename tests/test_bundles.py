@@ -98,9 +98,9 @@ def test_one_bundle_is_removed_and_the_others_stay(bundle, tmp_path, trace):
     mine = approve(bundle, file)
     assert revoke(mine.digest[:12], file) == mine
     assert read_approvals(file) == [other]
-    with pytest.raises(BundleError, match="has 0 bundles whose digest begins with"):
+    with pytest.raises(BundleError, match="has 0 digests that begin with"):
         revoke(mine.digest, file)
-    with pytest.raises(BundleError, match="has 0 bundles"):
+    with pytest.raises(BundleError, match="has 0 digests"):
         revoke("", file)
 
 
@@ -194,6 +194,38 @@ def test_a_bundle_is_unpacked_as_a_whole_or_not_at_all(bundle, tmp_path):
     assert list((tmp_path / "home").iterdir()) == [tmp_path / "home" / digest]
 
 
+@pytest.mark.parametrize("name", ["tiny_app.py", "numpy.py", "LICENSE"])
+def test_an_edited_bundle_is_not_loaded(name, bundle, tmp_path, trace):
+    """An edit in the folder of an approved bundle once ran with the next message."""
+    content = bundle.read_bytes()
+    home = tmp_path / "home"
+    place = guard_of([digest_of(content)], home).checked_install(content)
+    (place / "__pycache__").mkdir()
+    (place / "__pycache__" / "tiny_app.cpython-311.pyc").touch()
+    assert guard_of([digest_of(content)], home).checked_install(content) == place
+    (place / name).write_text("print('edited')")
+    with pytest.raises(guard.BundleChangedError, match=name):
+        guard_of([digest_of(content)], home).checked_install(content)
+    assert not trace.exists()
+
+
+def test_a_revoked_bundle_is_deleted(bundle, tmp_path):
+    content = bundle.read_bytes()
+    guard_of([digest_of(content)], tmp_path).checked_install(content)
+    kept = tmp_path / "of-another-process"
+    kept.mkdir()
+    guard_of(["0" * 64], tmp_path).remove_revoked()
+    assert not (tmp_path / digest_of(content)).exists() and kept.exists()
+
+
+def test_each_start_begins_with_an_empty_folder_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(flower, "get_flwr_home", lambda: tmp_path)
+    first, other = forking.new_folder(["--insecure"]), forking.new_folder(["--port", "1"])
+    (first / "left.py").touch()
+    assert forking.new_folder(["--insecure"]) == first != other
+    assert not any(first.iterdir()) and first.stat().st_mode & 0o077 == 0
+
+
 def test_the_modules_of_the_bundle_replace_those_of_the_installation():
     modules = {"fedkd_flwr", "fedkd_flwr.bundles.guard", "strategies.core.flower"}
     assert modules <= sys.modules.keys()
@@ -202,12 +234,14 @@ def test_the_modules_of_the_bundle_replace_those_of_the_installation():
     assert "pytest" in sys.modules
 
 
-def test_the_superexec_asks_for_client_apps_alone(monkeypatch):
+def test_the_superexec_asks_for_client_apps_alone(monkeypatch, tmp_path):
     asked = []
     types = flower.TaskType
     monkeypatch.setattr(flower.AutoExecPlugin, "supported_task_types", frozenset(types))
     monkeypatch.setattr(sys, "argv", ["fedkd"])
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")  # restored at the end
+    monkeypatch.setenv(guard.FOLDER_VARIABLE, "")  # restored at the end, as the next one
+    monkeypatch.setattr(flower, "get_flwr_home", lambda: tmp_path)
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     del os.environ["FLWR_TELEMETRY_ENABLED"]
     commands = dict(flower.TASK_TYPE_TO_COMMAND)
     monkeypatch.setitem(vars(flower), "TASK_TYPE_TO_COMMAND", commands)

@@ -44,7 +44,7 @@ def test_square_brackets_are_printed_as_they_are(tmp_path, monkeypatch):
     assert "[base] and [grid]" in command("sweep", "--help").stdout
     node = 'partition-id=0 num-partitions=8 data-path="/no[where]" epsilon-budget=inf'
     node = ["--node-config", node]
-    assert "'/no[where]'" in command("doctor", *node, "-c", "models=mlp").stdout
+    assert "'/no[where]'" in command("doctor", *node, "-c", "batch-size=16").stdout
 
 
 def test_a_run_on_validation_data_says_so(small, tmp_path):

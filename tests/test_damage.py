@@ -103,6 +103,14 @@ def test_a_table_of_something_else_is_named_with_a_remedy(run):
     assert "move it elsewhere to read the run without this table" in sentence
 
 
+@pytest.mark.parametrize(
+    "changes", [{"started": "yesterday"}, {"started": 5}, {"continued": [{"after_round": 1}]}]
+)
+def test_a_time_that_cannot_be_read_is_damage(changes, run):
+    change_json(run / "config.json", **changes)
+    assert "a time in it cannot be read" in refusal(load_run, run)
+
+
 @pytest.mark.parametrize("damage", [half, garbage, empty, folder], ids=lambda d: d.__name__)
 def test_a_damaged_checkpoint_cannot_be_continued(damage, run):
     damage(run / CHECKPOINT)

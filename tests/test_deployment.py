@@ -26,7 +26,8 @@ STRATEGIES = ("perfed-ckt", "fml", "fedproto")
 KT-pFL has the runs with faults.
 """
 
-SETTINGS = {**fed.SMALL, "num-clients": 3}
+# Nodes draw their batches themselves, so that only a single batch gives the numbers of one process.
+SETTINGS = {**fed.SMALL, "num-clients": 3, "batch-size": 512}
 
 INTRUDERS = {
     "no key": {},
@@ -38,6 +39,7 @@ INTRUDERS = {
 POLICY = {
     "allow-methods": "soft-predictions,fml,fedproto,persfl",
     "client-split": fed.SMALL["client-split"],
+    "allow-counts": True,
     "min-class-count": 3,
 }
 """What the nodes allow beyond the defaults. A class of these silos has about six samples."""

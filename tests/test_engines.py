@@ -154,6 +154,50 @@ def test_own_code_that_fails_stops_a_simulation(small, tmp_path, monkeypatch):
     assert len(load_run(tmp_path / "run").round_rows) == 1
 
 
+FLOWER = """
+import pathlib, sys
+
+command, asked = sys.argv[1], pathlib.Path(sys.argv[2])
+asked.write_text(asked.read_text() + command + " ")
+lines = ["Starting logstream for run_id `77`", "Round 1", "Round 2", "Finished. Run directory: r"]
+if command == "run":
+    print("Successfully started run 77", *lines[:2], "database is locked", sep=chr(10))
+    sys.exit(1)
+if command == "log":
+    print(*lines, sep=chr(10))
+if command == "list" and asked.read_text().count("list") > 1:
+    print('{"success": true, "runs": [{"status": "running"}]}')
+"""
+"""What Flower says where a log is lost, and the SuperLink does not answer at first."""
+
+
+def test_the_log_of_a_deployment_is_asked_for_again(small, monkeypatch, tmp_path):
+    """`fedkd run` said that the run did not finish while it went on."""
+    asked, shown = tmp_path / "asked", []
+    asked.touch()
+
+    def flower(command, *_):
+        return [sys.executable, "-X", "utf8", "-c", FLOWER, command, str(asked)]
+
+    monkeypatch.setattr(deployment, "flwr", flower)
+    monkeypatch.setattr(deployment, "flwr_run_command", lambda folder: flower("run"))
+    monkeypatch.setattr(deployment, "SECONDS_BETWEEN", 0)
+    run_deployment(read_config(small), "", shown.append)
+    assert asked.read_text().split() == ["run", "list", "list", "log"]
+    assert [line for line in shown if "Round" in line] == ["Round 1", "Round 2"]
+    monkeypatch.setattr(deployment, "ATTEMPTS", 0)
+    with pytest.raises(RuntimeError, match="does not answer, and run 77 may go on"):
+        run_deployment(read_config(small), "", shown.append)
+
+
+def test_the_box_around_an_error_of_flower_is_not_the_error(small, monkeypatch):
+    box = ["╭─ Error ───╮", "│ Connection refused. │", "╰───────────╯"]
+    printed = [sys.executable, "-X", "utf8", "-c", f"print({chr(10).join(box)!r}); exit(1)"]
+    monkeypatch.setattr(deployment, "flwr_run_command", lambda folder: printed)
+    with pytest.raises(RuntimeError, match=r"last output line: Connection refused\.$"):
+        run_deployment(read_config(small), "", print)
+
+
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [

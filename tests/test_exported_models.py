@@ -69,6 +69,39 @@ def test_a_card_names_the_run_and_what_the_model_needs(small, tmp_path):
     assert card["metrics"]["round"] == run.summary["rounds"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"shape": [1, 6000, 6000]}, "does not fit the mlp built for it"),
+        ({"shape": [1, 2**40, 8]}, "shape is"),
+        ({"shape": "1,8,8"}, "shape is"),
+        ({"classes": True}, "classes is True"),
+    ],
+)
+def test_a_card_of_another_shape_is_refused_before_a_model_is_built(
+    changes, reason, models, monkeypatch
+):
+    """A card with images of 6000 pixels took 14 GB and four minutes."""
+    path, card = next(exported_models(models))
+    path.with_suffix(".json").write_text(json.dumps(card | changes))
+    built, build = [], files.build_model
+
+    def on_meta_alone(*arguments):
+        built.append(build(*arguments))
+        assert all(parameter.is_meta for parameter in built[-1].parameters())
+        return built[-1]
+
+    monkeypatch.setattr(files, "build_model", on_meta_alone)
+    with pytest.raises(ValueError, match=reason):
+        load_model(path)
+    assert len(built) <= 1
+
+
+def test_only_the_owner_reads_a_model_and_its_card(models):
+    path, _ = next(exported_models(models))
+    assert [file.stat().st_mode & 0o077 for file in (path, path.with_suffix(".json"))] == [0, 0]
+
+
 def test_an_export_that_fails_leaves_the_model_before_it(models, monkeypatch):
     folder = round_folder(models / "ab12", 30)
     before = {file: file.read_bytes() for file in folder.iterdir()}

@@ -1,13 +1,19 @@
 """What a node's own log says, and that clients of one user log nothing a message."""
 
+import json
 import logging
 import re
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from helpers import breaking, key_of, replacing, run_with
+from test_threat_model import NOISE, Silo
 
+from fedkd_flwr.bundles.approved_runs import digest_of_run
 from fedkd_flwr.client_app import app
+from fedkd_flwr.clients import audit
+from fedkd_flwr.clients.audit import AUDIT
 from fedkd_flwr.clients.node_log import log_work
 from strategies.core.exchange import DROPPED
 from strategies.core.flower import TaskIdentity
@@ -16,6 +22,11 @@ from strategies.core.plan import RunPlan
 
 METRICS = {"num-examples": 216, "train-loss": 0.41234, "own-test-correct": 77,
            "own-test-total": 108}  # fmt: skip
+
+
+@pytest.fixture
+def silo(tmp_path):
+    return Silo(tmp_path)
 
 
 def logged_by(monkeypatch, caplog, node_config, kind, config, metrics, group_id="3"):
@@ -88,3 +99,31 @@ def test_a_node_is_told_why_it_was_left_out():
     told = members._question(7)["config"]
     assert told[LEFT_OUT] == "no answer in time; partition 9 is outside 0..1"
     assert members._question(8)["config"][LEFT_OUT] == ""
+
+
+def audit_of(silo):
+    lines = (silo.folder / "state" / "0" / AUDIT).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_an_audit_says_what_left_and_what_was_refused(silo):
+    silo.node["epsilon-budget"] = 50.0
+    silo.send(message={"run-id": "a1"}, **NOISE)
+    silo.refuses("batch-size", **{"batch-size": 1})
+    sent, *refused = audit_of(silo)
+    assert sent["arrays"] == {"predictions": [20, 10]} and 800 <= sent["bytes"] < 1000
+    assert sent["metrics"] == ["gradient-steps"] and 0 < sent["ledger-epsilon"] < 50
+    assert (sent["run"], sent["round"], sent["method"]) == ("a1", "1", "kt-pfl")
+    assert sent["config"] == digest_of_run({**silo.config, **NOISE})
+    assert len(refused) == 3 and all("batch-size has to be" in line["error"] for line in refused)
+    file = silo.folder / "state" / "0" / AUDIT
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_an_audit_is_put_aside_when_it_is_long(silo, monkeypatch):
+    monkeypatch.setattr(audit, "MOST_BYTES", 1)
+    monkeypatch.setattr(audit, "MOST_FILES", 2)
+    for run in ("a1", "a2", "a3"):
+        silo.send(MessageType.QUERY, {"run-id": run})
+    files = sorted((silo.folder / "state" / "0").glob(f"{AUDIT}*"))
+    assert [json.loads(file.read_text())["run"] for file in files] == ["a3", "a2"]

@@ -8,6 +8,7 @@ import pytest
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.data import pfllib
 from fedkd_flwr.data.clients import client_indices, load_client, public_pool
 from fedkd_flwr.data.pfllib import client_files
 from fedkd_flwr.data.registry import DataError
@@ -176,4 +177,21 @@ def test_impossible_settings_are_refused_in_one_line(changes, sentence, folder, 
 def test_a_missing_test_file_is_refused(folder, tmp_path):
     (tmp_path / "MNIST" / "test" / "2.npz").unlink()
     with pytest.raises(DataError, match=r"3 files train/N.npz and 2 files test/N.npz"):
+        client_files(folder)
+
+
+def test_lists_that_hold_one_another_are_refused(tmp_path):
+    """A file of 269 bytes kept the reader busy for ever."""
+    nested = [0]
+    for _ in range(60):
+        nested = [nested, nested]
+    folder = write_folder(tmp_path / "nested", {"x": nested})
+    with pytest.raises(DataError, match="its lists hold one another"):
+        client_files(folder)
+
+
+def test_a_file_that_unpacks_to_much_more_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(pfllib, "LARGEST", 1000)
+    folder = write_folder(tmp_path / "zeros", {"more": np.zeros(10**6)})
+    with pytest.raises(DataError, match="it unpacks to 8 MiB, too many for its size"):
         client_files(folder)

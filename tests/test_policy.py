@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import math
 import os
 import re
@@ -14,9 +15,14 @@ import pytest
 from federation import images_of
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from helpers import Witness, run_with, write_image_folder, write_parquet
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr import files
+from fedkd_flwr.bundles.approved import read_approvals, revoke
+from fedkd_flwr.bundles.approved_runs import approve_run, digest_of_run
+from fedkd_flwr.cli import app as cli
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
@@ -30,13 +36,14 @@ from fedkd_flwr.clients.policy import (
     read_policy,
 )
 from fedkd_flwr.clients.privacy_ledger import DamagedLedgerError, PrivacyLedger
-from fedkd_flwr.config import named_code, read_config
+from fedkd_flwr.config import RunConfig, named_code, read_config
 from fedkd_flwr.engines.in_process import InProcessGrid
-from fedkd_flwr.methods import REGISTERED
+from fedkd_flwr.methods import METHODS, REGISTERED
 from strategies.base import PersonalizedStrategy
 from strategies.core.counts import MODELS, metrics_of
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import TooFewRepliesError
+from strategies.core.settings_groups import DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS, OnNodes
 
 SILO = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60, "max-samples": 460}
 SILO |= {"num-clients": 4, "models": "mlp"}
@@ -84,7 +91,6 @@ def test_clients_of_one_process_trust_the_server(small):
     ("key", "value"),
     [
         ("allow-methods", "fedvag"),
-        ("allow-measures", "clases"),
         ("min-noise", -1),
         ("epsilon-budget", "none"),
         ("epsilon-budget", math.nan),
@@ -112,13 +118,109 @@ def test_only_allowed_methods_are_served(small, silo):
     assert "allow-methods" in refusal(silo, small, strategy="scaffold")
 
 
-def test_allowed_code_is_named_by_module_or_package(small, silo):
-    silo |= {"allow-code": "examples.own_data,fractions"}
-    policy = read_policy(silo)
-    policy.check_names({"models": "fractions.sub:Net", "partition": "examples.own_data:split"}, "")
-    for other in ("examples.own_model:Net", "fractionsfake:Net", "os:system"):
-        with pytest.raises(PolicyError, match="allow-code"):
-            policy.check_names({"models": f"mlp,{other}"}, "")
+DECIDED = [*RunConfig.fields_by_key().items()]
+DECIDED += [
+    item
+    for method in METHODS.values()
+    if method.record.family in ("soft predictions", "nothing")
+    for item in method.record.settings_type.fields_by_key().items()
+]
+
+
+@pytest.mark.parametrize(("key", "field"), DECIDED, ids=[key for key, _ in DECIDED])
+def test_each_setting_of_the_default_methods_says_what_nodes_accept(key, field):
+    marks = [mark for mark in field.metadata if isinstance(mark, OnNodes)]
+    assert marks or {DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS} & {*filter(is_text, field.metadata)}
+
+
+def is_text(mark):
+    return isinstance(mark, str)
+
+
+@pytest.mark.parametrize(
+    ("key", "accepted", "refused"),
+    [
+        ("batch-size", 10, 9),
+        ("learning-rate", 1.0, 1.01),
+        ("weight-decay", 0.1, 0.2),
+        ("kt-pfl.temperature", 0.1, 0.09),
+        ("local-epochs", 100, 101),
+        ("measures", "", "classes"),
+        ("local-iterations", 0, 1),
+    ],
+)
+def test_a_setting_lies_in_its_range_unless_the_run_is_approved(
+    key, accepted, refused, small, silo, tmp_path
+):
+    small |= SILO
+    silo["approved-runs"] = str(tmp_path / "approved")
+    assert client_on(silo, small, **{key: accepted})
+    assert f"{key} has to be" in refusal(silo, small, **{key: refused})
+    approval, _ = approve_run({**small, key: refused}, tmp_path / "approved")
+    assert client_on(silo, small, **{key: refused})
+    assert client_on(silo, small, **{key: refused, "output-dir": "/elsewhere", "device": "cpu"})
+    assert "has to be" in refusal(silo, small, **{key: refused, "seed": 7})
+    revoke(approval.digest, tmp_path / "approved")
+    assert "has to be" in refusal(silo, small, **{key: refused})
+
+
+def test_the_digest_of_a_run_does_not_depend_on_the_machine(small, tmp_path, monkeypatch):
+    named = {**small, "dataset": "folder:silos", "num-classes": 10, "image-shape": "1,28,28"}
+    digests = set()
+    for folder in ("operator", "superlink"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        digests |= {digest_of_run(named), digest_of_run(read_config(named).for_flower())}
+    assert len(digests) == 1
+    assert digest_of_run({**named, "learning-rate": 0.5}) not in digests
+
+
+def test_the_range_of_a_batch_follows_the_node(small, silo):
+    silo["min-class-count"] = 17
+    assert "batch-size has to be from min-class-count to 4096" in refusal(silo, {**small, **SILO})
+
+
+def test_settings_of_other_families_have_their_defaults(small, silo):
+    silo["allow-methods"] = "fedprox"
+    small |= {**SILO, "strategy": "fedprox"}
+    assert client_on(silo, small)
+    assert "fedprox.mu has to be its default" in refusal(silo, small, **{"fedprox.mu": 5.0})
+    assert client_on(silo, small, **{"moon.mu": 5.0})  # of another method
+
+
+def test_an_approval_says_what_leaves(tmp_path):
+    preset = tmp_path / "run.toml"
+    preset.write_text('strategy = "kt-pfl"\nbatch-size = 8\nnum-server-rounds = 3\n')
+    file = tmp_path / "approved"
+    shown = CliRunner().invoke(cli, ["runs", "approve", str(preset), "--list", str(file)])
+    text = " ".join(shown.output.split())
+    assert "It sends soft predictions, 3 times." in text and "epsilon is infinite" in text
+    assert "batch-size is 8; without approval it has to be from min-class-count to 4096." in text
+    digest = read_approvals(file)[0].digest
+    assert digest in CliRunner().invoke(cli, ["runs", "list", "--list", str(file)]).output
+    CliRunner().invoke(cli, ["runs", "revoke", digest[:9], "--list", str(file)])
+    assert read_approvals(file) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dataset", "http.server:test"),
+        ("strategy", "unloaded_code.method:mine"),
+        ("models", "mlp,unloaded_code:Net"),
+        ("public-dataset", "unloaded_code:data"),
+        ("partition", "hf:split"),
+    ],
+)
+def test_code_that_a_run_config_names_is_not_imported(
+    key, value, small, silo, tmp_path, monkeypatch
+):
+    (tmp_path / "unloaded_code.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "hf.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "http.server", raising=False)
+    assert "names code" in refusal(silo, small, **{key: value})
+    assert not {"http.server", "unloaded_code", "hf"} & sys.modules.keys()
 
 
 def test_names_of_data_and_folders_are_no_code():
@@ -132,13 +234,14 @@ def test_code_in_a_list_of_own_settings_is_found():
     assert list(named_code({"own-settings": own})) == [("my-method.nets", "a.b:c")]
 
 
-def test_only_allowed_columns_of_an_own_table_are_read(small, silo, tmp_path):
+def test_only_approved_columns_of_an_own_table_are_read(small, silo, tmp_path):
     images, labels = images_of(SILO, 1)
     table = write_parquet(tmp_path / "own.parquet", images, 9 - labels, label="sex")
     silo["data-path"] = str(table)
     small |= {**SILO, "label-column": "sex"}
-    assert "allow-columns" in refusal(silo, small)
-    silo["allow-columns"] = "sex"
+    assert "label-column has to be" in refusal(silo, small)
+    silo["approved-runs"] = str(tmp_path / "approved")
+    approve_run(small, tmp_path / "approved")
     data = client_on(silo, small).data
     assert len(data.train_labels) + len(data.validation_labels) + len(data.test_labels) == 100
 
@@ -167,6 +270,7 @@ def test_a_run_config_names_no_folder_outside_the_public_root(small, silo, tmp_p
 
 def test_a_public_set_for_the_server_alone_lies_nowhere_on_a_node(small, silo, tmp_path):
     small |= {**own_images(silo), "public-dataset": f"folder:{tmp_path / 'on-the-server'}"}
+    del small["feddf.distillation-steps"]
     silo["allow-methods"] = "feddf"
     assert not len(client_on(silo, small, strategy="feddf").data.public_images)
     # Named as public, private images are not read as such by the node either.
@@ -389,6 +493,33 @@ def test_a_refusal_reaches_the_server_as_a_fixed_sentence(small, tmp_path):
         run_with(client_app, small, tmp_path, node_configs=nodes, strategy="fedavg", models="mlp")
 
 
+def test_persfl_chooses_on_the_node(small, tmp_path):
+    """Its pair and its teacher need no reported count."""
+    settings = {"strategy": "persfl", "models": "mlp", "models-dir": str(tmp_path / "models")}
+    nodes = {1: {"allow-counts": False}}
+    run, _ = run_with(client_app, small, tmp_path / "run", node_configs=nodes, **settings)
+    assert list(run.rounds["failures"]) == [0, 0]
+    assert set(run.table("pairs")["partition_id"]) == {0, 2, 3}
+    weights = [load_file(tmp_path / "models" / f"{n}.safetensors") for n in (1, 2)]
+    assert any((weights[0][name] != weights[1][name]).any() for name in weights[0])
+    with pytest.raises(TooFewRepliesError, match="the method needs counts"):
+        run_with(
+            client_app,
+            small,
+            tmp_path / "other",
+            node_configs={n: {"allow-counts": False} for n in range(4)},
+            **{**settings, "strategy": "fedfomo"},
+        )
+
+
+def test_only_the_operator_sees_counts_by_default(small, silo, logged):
+    client = client_on(silo, {**small, **SILO}, strategy="local")
+    message = {"names": [], "server-round": 1, "phase": "train", "evaluate": True}
+    _, _, metrics = client.fit([], message)
+    assert "correct" not in metrics
+    assert any("for its operator alone: correct" in text for text in logged(logging.INFO))
+
+
 def test_counts_can_be_withheld(small, tmp_path):
     withheld = {"allow-counts": False}
     for strategy in ("kt-pfl", "fedavg"):  # counts beside predictions, and in messages of their own
@@ -461,11 +592,16 @@ def test_small_classes_do_not_leave_as_class_means(small, silo):
         assert sent["class-means"][shown].any(axis=1).all()
 
 
-def test_counts_by_class_do_not_tell_small_training_classes(small, silo):
+def test_counts_by_class_do_not_tell_small_training_classes(small, silo, tmp_path):
     """A server that asks for few training and many test samples learned of a single one."""
     small |= {**SILO, "client-split": "20/0/80", "measures": "classes"}
-    silo |= {"allow-methods": "all", "allow-measures": "classes", "min-class-count": 4}
+    silo |= {
+        "min-class-count": 4,
+        "allow-counts": True,
+        "approved-runs": str(tmp_path / "approved"),
+    }
     silo["client-split"] = "20/0/80"
+    approve_run({**small, "strategy": "local"}, tmp_path / "approved")
     client = client_on(silo, small, strategy="local")
     trained = client.data.class_counts.numpy()
     tested = np.bincount(client.data.test_labels, minlength=10)
@@ -490,9 +626,10 @@ def silent():
 
 
 @pytest.mark.usefixtures("silent")
-def test_a_method_that_does_not_say_what_it_exchanges_needs_noise(small, silo):
+def test_a_method_that_does_not_say_what_it_exchanges_needs_noise(small, silo, tmp_path):
     """A custom method without `exchanged` once counted as one that exchanges nothing."""
-    silo |= {"allow-methods": "all", "allow-code": "all", "min-noise": 1.0}
+    silo |= {"approved-runs": str(tmp_path / "approved"), "min-noise": 1.0}
+    approve_run({**small, **SILO, "strategy": "silent"}, tmp_path / "approved")
     assert "min-noise" in refusal(silo, {**small, **SILO}, strategy="silent")
 
 
@@ -515,5 +652,5 @@ def test_shares_of_classes_do_not_tell_small_ones(strategy, models, told, small,
     np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-6)
     assert strategy == "fedkma" or found.tolist() == expected.tolist()
     silo["min-class-count"] = 18
-    hidden = np.array(told(client_on(silo, small)))
+    hidden = np.array(told(client_on(silo, small, **{"batch-size": 18})))
     np.testing.assert_allclose(hidden / hidden.sum(), np.full(10, 0.1), rtol=1e-6)

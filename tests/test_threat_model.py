@@ -19,8 +19,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from helpers import arrays_of, write_image_folder
 from sklearn.ensemble import RandomForestClassifier
 
+from fedkd_flwr.bundles.approved import Approval, add
+from fedkd_flwr.bundles.approved_runs import digest_of_run
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients.audit import AUDIT
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PrivacyLedger, epsilon_of_trainings
 from fedkd_flwr.data import sources
@@ -40,6 +43,7 @@ CONFIG = {
     "client-split": "60/20/20",
     "models": "mlp",
     "local-epochs": 1,
+    "batch-size": 10,
     "device": "cpu",
 }
 SECRET = "MRN00377_Schmidt_Karl"
@@ -64,6 +68,7 @@ class Silo:
             "trust-server": False,
             "client-split": CONFIG["client-split"],
             "epsilon-budget": math.inf,
+            "approved-runs": str(folder / "approved-runs"),
         }
 
     @contextmanager
@@ -72,6 +77,11 @@ class Silo:
         self.state = RecordDict()
         yield
         self.state = None
+
+    def approve(self, **changes):
+        """Let the operator approve a run."""
+        digest = digest_of_run({**self.config, **changes})
+        add(Approval(digest, "of a test"), Path(self.node["approved-runs"]))
 
     def send(self, kind=MessageType.TRAIN, message=(), arrays=(), flower_run=1, **changes):
         """Send one message; return the reply, or the text of the error that leaves the node."""
@@ -96,8 +106,8 @@ class Silo:
 
     def files(self):
         """Return what lies in the node's folders, except its private and public images."""
-        ours = (self.private, self.public)
-        found = (path for path in self.folder.rglob("*") if path.is_file())
+        ours = (self.private, self.public, self.folder / "approved-runs")
+        found = (path for path in self.folder.rglob("*") if path.is_file() and path.name != AUDIT)
         return {path for path in found if not any(map(path.is_relative_to, ours))}
 
 
@@ -125,8 +135,7 @@ def let_a_closed_folder_be_read_for_its_statistics(silo):
         assert isinstance(silo.send(MessageType.QUERY, **named), Message)
         for needed in ({"num-classes": "0"}, {"num-classes": "0.0"}, {"image-shape": ""}):
             silo.refuses("public-root", **named, **needed)
-        answer = silo.send(MessageType.QUERY, **named, **{"input-scaling": "per-pixel"})
-    assert "DataError" in answer
+        silo.refuses("input-scaling", **named, **{"input-scaling": "per-pixel"})
     assert not read.called
 
 
@@ -145,17 +154,17 @@ def name_a_folder_as_a_set_of_the_hub(silo):
 def name_code(silo):
     for key in ("strategy", "models", "dataset", "public-dataset", "partition"):
         sys.modules.pop("http.server", None)
-        silo.refuses("allow-code", **{key: "http.server:test"})
+        silo.refuses("names code", **{key: "http.server:test"})
         assert "http.server" not in sys.modules
     (silo.folder / "hf.py").write_text("raise RuntimeError('imported')")
-    silo.refuses("allow-code", partition="hf:split")
+    silo.refuses("names code", partition="hf:split")
     own = {"own-settings": "mine.shared-model = 'http.server:test'"}
-    silo.refuses("allow-code", **own)
+    silo.refuses("names code", **own)
 
 
 def name_another_column(silo):
     for key in ("label-column", "image-column"):
-        silo.refuses("allow-columns", **{key: "diagnosis"})
+        silo.refuses(f"{key} has to be its default", **{key: "diagnosis"})
 
 
 def choose_another_method(silo):
@@ -190,10 +199,8 @@ def subtract_counts_from_a_total(silo):
 
 
 def ask_for_measures(silo):
-    silo.node["allow-measures"] = "auc"
-    for measure in ("classes", "calibration", "f1,balanced-accuracy", "auc,classes"):
-        silo.refuses("allow-measures", measures=measure)
-    assert isinstance(silo.send(MessageType.QUERY, measures="auc"), Message)
+    for measure in ("classes", "auc", "calibration", "f1,balanced-accuracy"):
+        silo.refuses("measures has to be its default", measures=measure)
 
 
 def read_class_shares_from_fedkma(silo):
@@ -230,7 +237,7 @@ def turn_the_noise_off(silo):
 
 
 def fix_the_noise(silo):
-    silo.refuses("noise-seed", **NOISE, **{"soft-predictions.noise-seed": 7})
+    silo.refuses("noise-seed has to be its default", **NOISE, **{"soft-predictions.noise-seed": 7})
 
 
 def spent(silo):
@@ -307,19 +314,45 @@ def train_with_noise_that_accounting_misses(silo):
 def measure_one_sample(silo):
     """`local` sends nothing, but its mean loss was that of a batch, which may be one sample."""
     del silo.node["epsilon-budget"]
-    one = {"strategy": "local", "batch-size": 1, "local-iterations": 10, "learning-rate": 1e-30}
-    assert metrics_of(silo.send(**one)) == {"gradient-steps"}
+    silo.refuses("batch-size has to be from min-class-count", **{"batch-size": 1})
+    alone = {"strategy": "local", "learning-rate": 1e-30}
+    assert metrics_of(silo.send(**alone)) == {"gradient-steps"}
     silo.node["allow-training-metrics"] = True
-    assert metrics_of(silo.send(**one)) == {"gradient-steps", "train-loss", "moved-private"}
+    assert metrics_of(silo.send(**alone)) == {"gradient-steps", "train-loss", "moved-private"}
 
 
 def train_on_one_sample(silo):
     """Predictions without noise hold it then, and counts after an evaluation hold its label."""
-    one = {"batch-size": 1, "local-iterations": 1}
-    silo.refuses("min-class-count", **one)
-    silo.refuses("min-class-count", **one, strategy="local")
-    silo.refuses("min-class-count", **{**one, "batch-size": 9})
-    assert isinstance(silo.send(**{**one, "batch-size": 10}), Message)
+    for strategy in ("kt-pfl", "local"):
+        silo.refuses("batch-size", **{"batch-size": 9}, strategy=strategy)
+        silo.refuses("local-iterations", **{"local-iterations": 10}, strategy=strategy)
+    assert isinstance(silo.send(**{"batch-size": 10}), Message)
+
+
+def erase_the_weights_before_the_last_step(silo):
+    """The final model is then the gradient of the last batch."""
+    alone = {"strategy": "local", "momentum": 0.0, "optimizer": "sgd"}
+    silo.refuses("weight-decay", **alone, **{"learning-rate": 1.0, "weight-decay": 1.0})
+    silo.refuses("learning-rate", **alone, **{"learning-rate": 10.0, "weight-decay": 0.1})
+
+
+def take_the_difference_of_two_runs(silo):
+    """With one seed they differed in one batch; now each run has batches of its own."""
+    sent = [arrays_of(silo.send(message={"run-id": run}))["predictions"] for run in ("a1", "a2")]
+    assert np.abs(sent[0] - sent[1]).max() > 1e-4
+
+
+def find_training_images_by_a_mask(silo):
+    """It is computed from them, and leaves without noise."""
+    silo.refuses("allow-methods", strategy="selective-fd")
+    silo.node["allow-methods"] = "selective-fd"
+    for key, value in (("kernel-width", 2.0), ("client-quantile", 1.0)):
+        silo.refuses(key, strategy="selective-fd", **{f"selective-fd.{key}": value})
+
+
+def choose_when_the_steps_of_fedala_end(silo):
+    silo.node["allow-methods"] = "fedala"
+    silo.refuses("fedala.threshold", strategy="fedala", **{"fedala.threshold": 0.5})
 
 
 def metrics_of(reply):
@@ -336,10 +369,11 @@ def learn_whether_a_sample_lets_a_training_diverge(silo):
         (MessageType.TRAIN, "b", {"strategy": "local"}),
         (MessageType.EVALUATE, "c", fine_tuned),
     ):
-        answers = [
-            silo.send(kind, {"run-id": f"{run}{n}"}, **method, **{"learning-rate": rate})
-            for n, rate in enumerate((1e-3, 1e38))
-        ]
+        answers = []
+        for n, rate in enumerate((1e-3, 1e38)):
+            silo.approve(**method, **{"learning-rate": rate})
+            message = {"run-id": f"{run}{n}"}
+            answers.append(silo.send(kind, message, **method, **{"learning-rate": rate}))
         assert all(isinstance(answer, Message) for answer in answers)
         shapes = [{k: v.shape for k, v in arrays_of(answer).items()} for answer in answers]
         assert shapes[0] == shapes[1] and metrics_of(answers[0]) == metrics_of(answers[1])
@@ -348,7 +382,7 @@ def learn_whether_a_sample_lets_a_training_diverge(silo):
 def let_the_loss_of_one_sample_overflow(silo):
     """Weights that make it infinite if a pixel of any sample is above a threshold."""
     silo.node |= {"allow-methods": "parameters", "epsilon-budget": 1e4}
-    private = {"strategy": "fedavg", "dp-sgd-noise-multiplier": 1e3, "batch-size": 10000}
+    private = {"strategy": "fedavg", "dp-sgd-noise-multiplier": 1e3, "batch-size": 4096}
     context = Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **private})
     client = build_client(context)
     model, images = client.session.new_model(), client.data.train_images.flatten(1)
@@ -394,27 +428,23 @@ def replace_the_memory_of_another_run(silo):
     assert all(path.read_bytes() == content for path, content in kept.items())
 
 
-def reach_other_code_through_an_allowed_module(silo):
-    """Modules hold those that they import."""
-    silo.node["allow-code"] = "sklearn"
-    for name in (
-        "sklearn:os.getcwdb",
-        "sklearn.base:clone.__class__",
-        "sklearn.base:warnings.warn",
-    ):
-        for key in ("public-dataset", "models", "partition"):
-            silo.refuses("allow-code", **{key: name})
+def name_other_code_than_the_approved(silo):
     forest = {"models": "sklearn.ensemble:RandomForestClassifier", "min-replies": 1}
+    silo.approve(**forest)
     assert isinstance(silo.send(MessageType.QUERY, **forest), Message)
+    silo.refuses("names code", **{**forest, "models": "sklearn.ensemble:ExtraTreesClassifier"})
+    silo.refuses("names code", **{**forest, "public-dataset": "sklearn:os.getcwdb"})
+    silo.refuses("names code", **{**forest, "learning-rate": 0.02})
 
 
 def set_options_of_an_estimator(silo):
     """They can name a folder, and some values fail only if a class has few samples."""
-    silo.node["allow-code"] = "sklearn"
     forest = {"models": "sklearn.ensemble:RandomForestClassifier", "strategy": "local"}
     options = {"estimator-options": "RandomForestClassifier = {n_estimators = 5}"}
-    assert "PolicyError: the run config sets estimator-options" in silo.send(**forest, **options)
-    silo.node |= {"allow-estimator-options": True, "allow-counts": False}
+    silo.approve(**forest)
+    silo.refuses("names code", **forest, **options)
+    silo.approve(**forest, **options)
+    silo.node["allow-counts"] = False
     with patch.object(RandomForestClassifier, "fit", side_effect=ValueError(SECRET)):
         assert metrics_of(silo.send(**forest, **options)) == {"gradient-steps"}
 
@@ -436,6 +466,8 @@ def count_the_steps_of_fine_tuning(silo):
     changes = {"strategy": "local", "fine-tune-epochs": 4, "fine-tune-early-stopping": True}
     for n, rate in enumerate((1e-3, 1e38)):
         message = {"evaluate": True, "run-id": f"a{n}"}
+        silo.refuses("fine-tune-early-stopping", **changes)
+        silo.approve(**changes, **{"learning-rate": rate})
         reply = silo.send(message=message, **changes, **{"learning-rate": rate})
         assert "fine-tuning-steps" not in metrics_of(reply)
 
@@ -555,10 +587,14 @@ STEPS = [
     train_with_noise_that_accounting_misses,
     measure_one_sample,
     train_on_one_sample,
+    erase_the_weights_before_the_last_step,
+    take_the_difference_of_two_runs,
+    find_training_images_by_a_mask,
+    choose_when_the_steps_of_fedala_end,
     learn_whether_a_sample_lets_a_training_diverge,
     let_the_loss_of_one_sample_overflow,
     replace_the_memory_of_another_run,
-    reach_other_code_through_an_allowed_module,
+    name_other_code_than_the_approved,
     set_options_of_an_estimator,
     compare_private_images_at_another_size,
     count_the_steps_of_fine_tuning,

@@ -17,6 +17,7 @@ from federation import FRESH_PROCESSES, ROOT, GuardedFederation
 from helpers import run_with
 from test_engines import assert_same_new_clients
 
+from fedkd_flwr.bundles.approved_runs import approve_run
 from fedkd_flwr.client_app import app as client_app
 
 pytestmark = pytest.mark.slow
@@ -25,9 +26,8 @@ NEAREST = "examples.own_method:nearest"
 RECURRENT = "examples.own_series:Recurrent"
 FOREST = "sklearn.ensemble:RandomForestClassifier"
 POLICY = {
-    "allow-methods": f"soft-predictions,persfl,{NEAREST}",
-    "allow-code": "examples,sklearn",
-    "allow-estimator-options": True,
+    "allow-methods": "soft-predictions,persfl",
+    "allow-counts": True,
     "min-class-count": 3,
 }
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
@@ -102,7 +102,8 @@ class ProxiedFederation(GuardedFederation):
 def silos(tmp_path_factory):
     with ProxiedFederation(tmp_path_factory.mktemp("silos")) as federation:
         for node in federation.node_configs.values():
-            node |= {"num-partitions": 2, **POLICY}
+            approved = str(federation.folder / "approved-runs")
+            node |= {"num-partitions": 2, **POLICY, "approved-runs": approved}
         federation.start_all()
         yield federation
 
@@ -161,7 +162,7 @@ def test_new_clients_among_those_connected_have_the_results_of_one_process(appro
     assert there.config["num-clients"] == 2
     assert_same_new_clients(there, in_process(settings, tmp_path / "here"))
     for n in approved.node_configs:
-        bundles = (approved.folder / "home" / f"app-{n}" / "approved").iterdir()
+        bundles = (approved.folder / "home" / f"app-{n}" / "approved").glob("*/*")
         assert [len(list(bundle.glob("apps/*/fedkd_flwr"))) for bundle in bundles] == [1]
 
 
@@ -169,6 +170,7 @@ def test_custom_code_gives_the_numbers_of_one_process(approved, tmp_path):
     series = {"dataset": "examples.own_series:waves", "models": f"mlp,{RECURRENT}"}
     settings = {**SETTINGS, **series, "strategy": NEAREST}
     packed = {"own-settings": "nearest.sharpness = 3", "output-dir": str(tmp_path / "run")}
+    approve_run({**settings, **packed}, approved.folder / "approved-runs")
     process = approved.start_run({**settings, **packed})
     there = approved.finished_run(process, tmp_path / "run", 400)
     here = in_process({**settings, "nearest.sharpness": 3.0}, tmp_path / "here")
@@ -187,6 +189,7 @@ def test_a_forest_on_one_node_gives_the_numbers_of_one_process(approved, tmp_pat
     approved.start_app(1)
     options = "RandomForestClassifier = {n_estimators = 5}"
     settings = {**SETTINGS, "models": f"mlp,{FOREST}", "estimator-options": options}
+    approve_run(settings, approved.folder / "approved-runs")
     process = approved.start_run({**settings, "output-dir": str(tmp_path / "run")})
     there = approved.finished_run(process, tmp_path / "run", 400)
     here = in_process(settings, tmp_path / "here")

@@ -1,7 +1,7 @@
-"""The list of app bundles that a node's operator has approved.
+"""The lists of app bundles and of run configs that a node's operator has approved.
 
-A text file with one bundle per line: its SHA-256 digest, then its name and version, and the day of
-the approval. Only the digest decides. The file belongs to the operator; the app's user reads it.
+Text files with one approval per line: a SHA-256 digest, then a remark and the day of the approval.
+Only the digest decides. The files belong to the operator; the app's user reads them.
 """
 
 import hashlib
@@ -91,12 +91,19 @@ def describe(bundle: Path) -> Approval:
 
 
 def approve(bundle: Path, file: Path) -> Approval:
-    """Add a bundle to a list; a bundle that is in it already stays as it is.
+    """Add a bundle to a list.
 
     Raises `BundleError` if the bundle or the list cannot be read; `OSError` if the list cannot be
     written.
     """
-    found = describe(bundle)
+    return add(describe(bundle), file)
+
+
+def add(found: Approval, file: Path) -> Approval:
+    """Add an approval to a list, with the day; one with its digest that is in it stays as it is.
+
+    Raises `BundleError` if the list cannot be read; `OSError` if it cannot be written.
+    """
     for known in read_approvals(file):
         if known.digest == found.digest:
             return known
@@ -108,7 +115,7 @@ def approve(bundle: Path, file: Path) -> Approval:
 
 
 def revoke(digest: str, file: Path) -> Approval:
-    """Remove a bundle from a list, with all its lines. Other lines stay as they are.
+    """Remove an approval from a list, with all its lines. Other lines stay as they are.
 
     The digest may be its first digits. Return the first line that was removed. Raises `BundleError`
     if none or several digests begin so; `OSError` if the list cannot be written.
@@ -117,8 +124,8 @@ def revoke(digest: str, file: Path) -> Approval:
     digests = {known.digest for known in found}
     if len(digests) != 1:
         raise BundleError(
-            f"{file} has {len(digests)} bundles whose digest begins with {digest!r}; "
-            "fedkd bundles list shows all"
+            f"{file} has {len(digests)} digests that begin with {digest!r}; "
+            "fedkd bundles list and fedkd runs list show all"
         )
     _write(file, [line for line in _lines(file) if line.partition(" ")[0] not in digests])
     return found[0]

@@ -14,11 +14,15 @@ If Flower moves a name that `run_superexec` replaces, it ends with an error.
 import atexit
 import multiprocessing
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from multiprocessing import forkserver
+from pathlib import Path
 from types import SimpleNamespace
 
+from fedkd_flwr.bundles.approved import digest_of
+from fedkd_flwr.bundles.guard import FOLDER_VARIABLE
 from strategies.core import flower
 
 PRELOADED = ["__main__", "fedkd_flwr.bundles.preloaded"]
@@ -78,6 +82,17 @@ CLIENT_APP_PROGRAM = "fedkd-clientapp"
 """The program that `fedkd_flwr.bundles.guard.run_client_app` is installed as."""
 
 
+def new_folder(arguments: Sequence[str]) -> Path:
+    """Return an empty folder for unpacked bundles, which this user alone can read.
+
+    Each start with the same arguments, such as the address of the SuperNode, empties it.
+    """
+    folder: Path = flower.get_flwr_home() / "approved" / digest_of(repr(arguments).encode())[:16]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    return folder
+
+
 def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) -> None:
     """Run Flower's ``flower-superexec`` for ClientApps of approved bundles alone.
 
@@ -85,6 +100,7 @@ def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) ->
     PyTorch. Raises `ForkingUnsafeError` if processes cannot be forked here.
     """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
+    os.environ[FOLDER_VARIABLE] = str(new_folder(arguments))
     client_app = flower.TaskType.CLIENT_APP
     # Other tasks would execute the bundle in processes that do not look at its digest.
     flower.AutoExecPlugin.supported_task_types = frozenset({client_app})

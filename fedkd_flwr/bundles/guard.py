@@ -4,24 +4,32 @@ A SuperNode with ``--isolation process`` executes nothing itself: a SuperExec be
 tasks, and starts one ``flwr-clientapp`` process per task (`fedkd_flwr.bundles.forking`).
 `run_client_app` is Flower's process, but it compares the digest of the bundle with the list of
 approved ones before it unpacks it, and loads nothing that was not compared. An approved bundle is
-unpacked into a folder that is named by its whole digest.
+unpacked into a folder that is named by its whole digest, below one that each start of the SuperExec
+makes anew, and its files are compared again with each message.
 
 It replaces names inside Flower (`strategies.core.flower.REPLACED`). If Flower moves one of them,
 the process ends with an error; it never goes on without the check.
 """
 
+import io
+import os
+import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedkd_flwr.bundles.approved import approved_file, digest_of, read_approvals
+from fedkd_flwr.bundles.approved import DIGEST_LENGTH, approved_file, digest_of, read_approvals
 from strategies.core import flower
 
 OWN_PACKAGES = ("fedkd_flwr", "strategies")
 """Packages of this project, which a bundle brings along as well."""
+
+FOLDER_VARIABLE = "FEDKD_UNPACKED_BUNDLES"
+"""Environment variable with the folder of unpacked bundles, which `run_superexec` makes."""
 
 Loader = Callable[[str, str, str], Any]
 """Loads a ClientApp, given the bundle's name, version and digest."""
@@ -34,6 +42,16 @@ class BundleNotApprovedError(PermissionError):
         super().__init__(
             f"this node does not execute the bundle {digest}: its operator has not approved it "
             "(fedkd bundles approve FILE.fab)"
+        )
+
+
+class BundleChangedError(PermissionError):
+    """An unpacked bundle whose files are not those of the approved one."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(
+            f"this node does not execute a bundle that was changed after it was unpacked: {file}; "
+            "restart fedkd superexec, which unpacks it again"
         )
 
 
@@ -52,7 +70,7 @@ class Guard:
     installed: dict[str, Path] = field(default_factory=dict)
 
     def checked_install(self, fab_file: bytes, **_options: Any) -> Path:
-        """Unpack a bundle if it is approved; replaces ``install_from_fab``."""
+        """Unpack a bundle if it is approved, and compare it; replaces ``install_from_fab``."""
         digest = digest_of(fab_file)
         if digest not in self.approved:
             raise BundleNotApprovedError(digest)
@@ -60,7 +78,14 @@ class Guard:
         if not place.exists():
             self._unpack(fab_file, place)
         (self.installed[digest],) = place.glob("*/*")  # apps/PUBLISHER.NAME.VERSION.DIGEST
+        require_unchanged(self.installed[digest], fab_file)
         return self.installed[digest]
+
+    def remove_revoked(self) -> None:
+        """Delete unpacked bundles that are not approved any more."""
+        for place in self.folder.glob("?" * DIGEST_LENGTH):
+            if place.name not in self.approved:
+                shutil.rmtree(place, ignore_errors=True)
 
     def _unpack(self, fab_file: bytes, place: Path) -> None:
         """Unpack a bundle as a whole, since processes of two messages may do so at a time."""
@@ -88,6 +113,23 @@ class Guard:
         return load
 
 
+def require_unchanged(place: Path, fab_file: bytes) -> None:
+    """Refuse an unpacked bundle that has other files than the bundle, or further ones.
+
+    Raises `BundleChangedError` with the first such file.
+    """
+    with zipfile.ZipFile(io.BytesIO(fab_file)) as archive:
+        due = {place / name: name for name in archive.namelist() if not name.startswith(".info/")}
+        for file, name in due.items():
+            if not name.endswith("/") and (
+                not file.is_file() or file.is_symlink() or file.read_bytes() != archive.read(name)
+            ):
+                raise BundleChangedError(file)
+    for file in place.rglob("*"):
+        if not file.is_dir() and file not in due and file.parent.name != "__pycache__":
+            raise BundleChangedError(file)
+
+
 def forget_modules() -> None:
     """Forget loaded modules of this project, so that the bundle's own are loaded."""
     for name in list(sys.modules):
@@ -99,7 +141,9 @@ def run_client_app() -> None:
     """Run Flower's ``flwr-clientapp``; a bundle that is not approved is answered by an error."""
     approved = frozenset(approval.digest for approval in read_approvals(approved_file()))
     install, loader = flower.replaced("install_from_fab"), flower.replaced("get_load_client_app_fn")
-    guard = Guard(approved, install, loader, flower.get_flwr_home() / "approved")
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or flower.get_flwr_home() / "approved")
+    guard = Guard(approved, install, loader, folder)
+    guard.remove_revoked()
     flower.replace("install_from_fab", guard.checked_install)
     flower.replace("get_load_client_app_fn", guard.checked_loader)
     flower.flwr_clientapp()

@@ -12,7 +12,7 @@ with ctrl_c_ends_the_process():
     import typer
     import typer.core
 
-    from fedkd_flwr.cli.bundles import bundles, superexec
+    from fedkd_flwr.cli.bundles import bundles, runs, superexec
     from fedkd_flwr.cli.operating import clear_cache, models, nodes, predict, stop
     from fedkd_flwr.cli.options import find_modules_here
     from fedkd_flwr.cli.results import (
@@ -88,6 +88,7 @@ for command in COMMANDS:
     app.command()(command)
 app.command("list")(list_names)
 app.add_typer(bundles, name="bundles")
+app.add_typer(runs, name="runs")
 app.add_typer(models, name="models")
 # Flower reads the other options.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superexec)

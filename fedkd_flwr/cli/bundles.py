@@ -1,4 +1,4 @@
-"""Commands of a node's operator: ``fedkd bundles`` and ``fedkd superexec``."""
+"""Commands of a node's operator: ``fedkd bundles``, ``fedkd runs`` and ``fedkd superexec``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,10 +6,17 @@ from typing import Annotated
 import typer
 
 from fedkd_flwr.cli.operating import FILE_ERRORS
+from fedkd_flwr.cli.options import Assignments, read_values
 from fedkd_flwr.cli.output import errors, one_clear_line, say
 
 bundles = typer.Typer(
     help="Approve the app bundles that this node executes.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+runs = typer.Typer(
+    help="Approve single runs that this node takes part in.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -22,6 +29,13 @@ ListFile = Annotated[
         help="The node's list; by default FEDKD_APPROVED_BUNDLES or /etc/fedkd/approved-bundles.",
     ),
 ]
+RunList = Annotated[
+    Path | None,
+    typer.Option(
+        "--list", help="As approved-runs of the node config; by default /etc/fedkd/approved-runs."
+    ),
+]
+Digest = Annotated[str, typer.Argument(help="The digest, or its first digits.")]
 
 
 @bundles.command()
@@ -46,30 +60,71 @@ def approve(bundle: Bundle, list_file: ListFile = None) -> None:
 
 
 @bundles.command("list")
-def list_approved(list_file: ListFile = None) -> None:
+def list_bundles(list_file: ListFile = None) -> None:
     """List the approved bundles."""
-    from fedkd_flwr.bundles.approved import approved_file, read_approvals
+    from fedkd_flwr.bundles.approved import approved_file
 
-    file = list_file or approved_file()
+    _list(list_file or approved_file(), "bundle; this node executes none")
+
+
+@bundles.command("revoke")
+def revoke_bundle(digest: Digest, list_file: ListFile = None) -> None:
+    """Remove a bundle from the list; the node refuses it from the next message on."""
+    from fedkd_flwr.bundles.approved import approved_file
+
+    _revoke(digest, list_file or approved_file())
+
+
+@runs.command("approve")
+def approve_run(
+    preset: Annotated[Path, typer.Argument(help="TOML file with the settings of the run.")],
+    assignments: Assignments = None,
+    list_file: RunList = None,
+) -> None:
+    """Approve a run as its settings are; print what it sends. It imports code that it names."""
+    from fedkd_flwr.bundles import approved_runs
+    from fedkd_flwr.clients.policy import NodePolicy
+
+    with one_clear_line(*FILE_ERRORS):
+        file = list_file or approved_runs.APPROVED_RUNS
+        found, configuration = approved_runs.approve_run(read_values(preset, assignments), file)
+    for sentence in approved_runs.consequences(configuration, NodePolicy().flat()):
+        say(sentence)
+    say(found.digest, f"  {found.remark}")
+
+
+@runs.command("list")
+def list_runs(list_file: RunList = None) -> None:
+    """List the approved runs."""
+    from fedkd_flwr.bundles.approved_runs import APPROVED_RUNS
+
+    _list(list_file or APPROVED_RUNS, "run")
+
+
+@runs.command("revoke")
+def revoke_run(digest: Digest, list_file: RunList = None) -> None:
+    """Remove a run from the list; the node refuses it from the next message on."""
+    from fedkd_flwr.bundles.approved_runs import APPROVED_RUNS
+
+    _revoke(digest, list_file or APPROVED_RUNS)
+
+
+def _list(file: Path, what: str) -> None:
+    from fedkd_flwr.bundles.approved import read_approvals
+
     with one_clear_line(*FILE_ERRORS):
         approvals = read_approvals(file)
     if not approvals:
-        say(f"{file} approves no bundle; this node executes none.", to=errors())
+        say(f"{file} approves no {what}.", to=errors())
     for approval in approvals:
         say(approval.digest, f"  {approval.remark}")
 
 
-@bundles.command()
-def revoke(
-    digest: Annotated[str, typer.Argument(help="The digest, or its first digits.")],
-    list_file: ListFile = None,
-) -> None:
-    """Remove a bundle from the list; the node refuses it from the next message on."""
-    from fedkd_flwr.bundles.approved import approved_file
-    from fedkd_flwr.bundles.approved import revoke as remove
+def _revoke(digest: str, file: Path) -> None:
+    from fedkd_flwr.bundles.approved import revoke
 
     with one_clear_line(*FILE_ERRORS):
-        removed = remove(digest, list_file or approved_file())
+        removed = revoke(digest, file)
     say("removed ", removed.digest, f"  {removed.remark}")
 
 

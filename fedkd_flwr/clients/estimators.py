@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, TrainReply
-from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.config import RunConfig, methods_with
 from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
 from fedkd_flwr.models.estimators import new_estimator, try_estimator
@@ -59,21 +58,6 @@ class EstimatorClient(PersonalClient):
     Each training fits a new estimator on all private samples. Distillation adds the public samples
     with the teacher's soft labels, as weighted rows.
     """
-
-    def require_allowed(self) -> None:
-        """Refuse an estimator that the run or the node's operator does not allow.
-
-        Raises `PolicyError` with the reason.
-        """
-        run, node = self.session.run, self.session.node
-        if reason := refusal(run):
-            raise PolicyError(reason)
-        is_chosen_by_server = run.models.estimators.options and not node.model
-        if is_chosen_by_server and not node.policy.allow_estimator_options:
-            raise PolicyError(
-                "the run config sets estimator-options; allow-estimator-options = true in the "
-                "config of this node would allow it"
-            )
 
     # ---- The model -----------------------------------------------------------------------
 

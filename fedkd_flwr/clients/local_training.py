@@ -96,7 +96,13 @@ class LocalTraining:
         return positions if policy.trust_server else joined(positions, policy.min_class_count)
 
     def batch_generator(self, server_round: int) -> np.random.Generator:
-        """Return the generator of the batches of a round, one for each ``batch-order``."""
+        """Return the generator of the batches of a round, one for each ``batch-order``.
+
+        For data of its own, a node that does not trust the server takes secret ones: with one seed
+        two runs could differ in a single batch.
+        """
+        if self.node.data_path and not self.node.policy.trust_server:
+            return np.random.default_rng()
         order = self.run.training.batch_order
         indices = (server_round, self.node.partition_id, *([order] if order else []))
         return random_generator(self.run.plan.seed, "batches", *indices)

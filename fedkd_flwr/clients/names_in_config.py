@@ -12,9 +12,6 @@ from strategies.core.method_record import Need
 DEFAULTS = DataSettings()
 """The defaults of the data settings."""
 
-COLUMN_KEYS = ("image-column", "label-column", "feature-columns")
-"""Keys of a run config that name columns of a table."""
-
 
 def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:
     """Return the names of the data sets that a node reads in a run, by its flat config.

@@ -19,37 +19,27 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
-from fedkd_flwr.clients.names_in_config import COLUMN_KEYS, data_sets_read, overlap, place_of
-from fedkd_flwr.config import named_code
+from fedkd_flwr.bundles.approved import read_approvals
+from fedkd_flwr.bundles.approved_runs import APPROVED_RUNS, digest_of_run
+from fedkd_flwr.clients.names_in_config import data_sets_read, overlap, place_of
+from fedkd_flwr.config import Configuration, named_code
 from fedkd_flwr.config.run_config import RunConfig
-from fedkd_flwr.custom_objects.importing import (
-    CustomObjectError,
-    is_custom,
-    is_named,
-    modules_behind,
-)
-from fedkd_flwr.data.registry import (
-    DATASETS,
-    hub_id_of,
-    is_function,
-)
+from fedkd_flwr.data.registry import DATASETS, hub_id_of, is_function
 from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS
 from strategies.core.method_record import FAMILIES, Need
-from strategies.core.optional_metrics import MEASURES
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import (
-    NoneOfTheAllowedError,
     SettingsGroup,
     Words,
     first_refused,
     kebab_case,
-    some_of,
+    one_of,
 )
 from strategies.soft_predictions import SoftPredictionSettings
 
 ALL = "all"
-"""Word of ``allow-methods`` and ``allow-code`` that allows everything."""
+"""Word of ``allow-methods`` that allows everything."""
 
 ANY = "any"
 """Word of ``client-split`` that allows every split."""
@@ -71,10 +61,7 @@ class NodeConfigError(ValueError):
 
 def _known_methods(words: tuple[str, ...]) -> tuple[str, ...]:
     allowed = (ALL, *FAMILY_WORDS, *METHODS)
-    for word in words:
-        if word not in allowed and not is_custom(word):
-            raise NoneOfTheAllowedError([*allowed, "module:object"], word)
-    return words
+    return tuple(one_of(word, allowed) for word in words)
 
 
 def _readable_split(split: str) -> str:
@@ -92,22 +79,15 @@ class NodePolicy(SettingsGroup):
     trust_server : bool
         Whether whoever starts runs may see all data of the node, because both are one user's.
     allow_methods : tuple of str
-        Methods that the node takes part in: names, families (``soft-predictions``,
-        ``parameters``, ``class-means``, ``nothing``), custom methods as ``module:object``, or
-        ``all``.
-    allow_code : tuple of str
-        Modules or packages from which a run config may name objects as ``module:object``; ``all``
-        for any.
-    allow_estimator_options : bool
-        Whether a run config may set ``estimator-options`` of a model that it names. They can name
-        folders, for example where an estimator caches its training samples.
-    allow_columns : tuple of str
-        Columns of a table in ``data-path`` that a run config may name as ``image-column`` or
-        ``label-column``. Without these settings, columns with the usual names are read.
-    allow_measures : tuple of str
-        Words of ``measures`` that the node answers.
+        Methods that the node takes part in, in runs that its operator has not approved: names,
+        families (``soft-predictions``, ``parameters``, ``class-means``, ``nothing``), or ``all``.
+    approved_runs : str
+        List of the run configs that the operator has approved, as ``fedkd runs approve`` writes it.
+        Other runs may name no code, and each setting has to lie in its range on nodes
+        (`strategies.core.settings_groups.OnNodes`).
     allow_counts : bool
-        Whether the node reports its numbers of correct answers and mean losses.
+        Whether the node reports its numbers of correct answers and mean losses. They carry no
+        noise, and stand in the operator's log either way.
     allow_training_metrics : bool
         Whether the node reports what it measures in training, such as the mean loss on training
         samples. Whoever starts runs can choose settings with which it depends on a single sample.
@@ -121,8 +101,8 @@ class NodePolicy(SettingsGroup):
         other, since runs with nearly equal splits differ in single samples.
     min_class_count : int
         Classes with fewer samples are reported as absent. A node with fewer training, validation or
-        test samples takes no part; it may have no validation samples. It refuses runs that train
-        on fewer samples in a round.
+        test samples takes no part; it may have no validation samples. No step of a training
+        mixes fewer.
     epsilon_budget : float
         Largest epsilon of all runs together at `privacy_delta`. Releases of predictions and
         trainings by DP-SGD are counted apart. What leaves without noise has an infinite epsilon,
@@ -136,11 +116,8 @@ class NodePolicy(SettingsGroup):
         "soft-predictions",
         "nothing",
     )
-    allow_code: Words = ()
-    allow_estimator_options: bool = False
-    allow_columns: Words = ()
-    allow_measures: Annotated[Words, AfterValidator(some_of(MEASURES))] = ()
-    allow_counts: bool = True
+    approved_runs: str = str(APPROVED_RUNS)
+    allow_counts: bool = False
     allow_training_metrics: bool = False
     public_root: str = ""
     min_noise: float = Field(default=0.0, ge=0)
@@ -152,7 +129,7 @@ class NodePolicy(SettingsGroup):
     # ---- Checks of a run config ----------------------------------------------------------
 
     def check_names(self, run_config: Mapping[str, Any], data_path: str) -> None:
-        """Refuse a flat run config that names code or data which are not allowed.
+        """Refuse a flat run config that names data outside the policy, or code without approval.
 
         Call it before the config is read, since reading imports custom methods and data sets.
 
@@ -168,43 +145,40 @@ class NodePolicy(SettingsGroup):
         PolicyError
             If it does.
         """
-        names = [name for _, name in named_code(run_config)]
-        if not all(map(self._allows_code, names)):
-            raise PolicyError("the run config names code that allow-code of this node lacks")
         if self.trust_server:
             return
-        named = ",".join(str(run_config.get(key, "")) for key in COLUMN_KEYS)
-        columns = {name.strip() for name in named.split(",")} - {""}
-        if data_path and not columns <= set(self.allow_columns):
-            raise PolicyError("the run config names columns that allow-columns of this node lacks")
+        if any(named_code(run_config)) and not self.approves(run_config):
+            raise PolicyError("the run names code, and this node has not approved the run")
         self._check_places(run_config, data_path)
 
-    def check_run(self, run: RunConfig, settings: Settings) -> None:
+    def approves(self, run_config: Mapping[str, Any]) -> bool:
+        """Return whether the operator has approved a flat run config, which need not be valid."""
+        file = Path(self.approved_runs).expanduser()
+        return digest_of_run(run_config) in {known.digest for known in read_approvals(file)}
+
+    def check_run(self, configuration: Configuration, run_config: Mapping[str, Any]) -> None:
         """Refuse a run that asks for more than the policy allows.
 
         Parameters
         ----------
-        run : RunConfig
+        configuration : Configuration
             The run config.
-        settings : Settings
-            The settings of its method.
+        run_config : mapping
+            The same, flat, as it came; empty in one process.
 
         Raises
         ------
         PolicyError
-            With the key of the node config that forbids it.
+            With the setting and its range, or the key of the node config that forbids it.
         """
-        if not self._allows_method(run):
-            raise PolicyError("the method of the run is not in allow-methods of this node")
-        if not set(run.plan.measures) <= set(self.allow_measures):
-            raise PolicyError("measures of the run are not in allow-measures of this node")
-        if Need.VALIDATION_DATA in run.method.record.needs and not self.allow_counts:
-            raise PolicyError("the method needs counts, which allow-counts of this node withholds")
-        training = run.training
-        if 0 < training.local_iterations * training.batch_size < self.min_class_count:
-            raise PolicyError(
-                "the run trains on fewer samples in a round than min-class-count of this node"
-            )
+        run, settings = configuration.run, configuration.settings
+        if not (self.trust_server or self.approves(run_config or configuration.flat())):
+            if not self._allows_method(run):
+                raise PolicyError("the method of the run is not in allow-methods of this node")
+            for key, allowed in [*run.outside(self.flat()), *settings.outside(self.flat())]:
+                raise PolicyError(f"{key} has to be {allowed}, unless this node approves the run")
+        if Need.COUNTS in run.method.record.needs and not self.allow_counts:
+            raise PolicyError("the method needs counts; this node would need allow-counts=true")
         self._check_noise(run, settings)
 
     def _check_noise(self, run: RunConfig, settings: Settings) -> None:
@@ -217,9 +191,6 @@ class NodePolicy(SettingsGroup):
                 "this node lets nothing leave without noise; epsilon-budget=inf in its node "
                 "config would allow it"
             )
-        own_seed = settings.noise_seed if isinstance(settings, SoftPredictionSettings) else -1
-        if max(own_seed, run.dp_sgd.noise_seed) >= 0 and not self.trust_server:
-            raise PolicyError("the run has a noise-seed, with which its noise can be removed")
 
     def _check_places(self, run_config: Mapping[str, Any], data_path: str) -> None:
         data_root = str(run_config.get("data-root", ""))
@@ -233,24 +204,9 @@ class NodePolicy(SettingsGroup):
     def _allows_method(self, run: RunConfig) -> bool:
         words = {FAMILY_WORDS.get(word, word) for word in self.allow_methods}
         built_in = METHODS.get(run.strategy)
-        return bool(
-            words & {ALL, run.strategy, built_in.record.family if built_in else run.strategy}
-        )
-
-    def _allows_code(self, name: str) -> bool:
-        """Return whether ``module:object`` names an object of an allowed module.
-
-        An object that the module has only imported belongs to another one.
-        """
-        if ALL in self.allow_code:
-            return True
-        if not is_named(name.partition(":")[0], self.allow_code):
-            return False
-        try:
-            homes = modules_behind(name)
-        except CustomObjectError:
-            return True  # it names nothing, which reading the config refuses
-        return all(is_named(home, self.allow_code) for home in homes)
+        if built_in is None or built_in.record.only_by_name:
+            return run.strategy in words
+        return bool(words & {ALL, run.strategy, built_in.record.family})
 
     def _allows_data_set(self, name: str, data_root: str) -> bool:
         try:
@@ -261,7 +217,7 @@ class NodePolicy(SettingsGroup):
             root = Path(self.public_root).expanduser().resolve()
             return bool(self.public_root) and place.resolve().is_relative_to(root)
         if is_function(name):
-            return True  # its module is in `allow_code`
+            return True  # code, which the operator has approved
         # Hugging Face would read a folder of that name, relative to the working directory.
         return name in DATASETS and not Path(hub_id_of(name) or "/nowhere").exists()
 
@@ -340,9 +296,7 @@ class NodePolicy(SettingsGroup):
 TRUSTING_POLICY = NodePolicy(
     trust_server=True,
     allow_methods=(ALL,),
-    allow_code=(ALL,),
-    allow_estimator_options=True,
-    allow_measures=MEASURES,
+    allow_counts=True,
     allow_training_metrics=True,
     client_split=ANY,
     min_class_count=0,

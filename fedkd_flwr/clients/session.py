@@ -60,7 +60,7 @@ from fedkd_flwr.training.loop import Batch, seeded
 from strategies.core.counts import EvaluatedModel, metrics_of
 from strategies.core.evaluations import DISTILLATION, read_evaluation
 from strategies.core.flower import log
-from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS, TRAIN_LOSS
+from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 from strategies.core.plan import Settings
 from strategies.core.versions import as_sent
 
@@ -168,9 +168,10 @@ class Session:
         """Return what leaves the client; arrays and metrics leave it nowhere else."""
         noisy = has_noise(self.run, self.settings)
         left = leaving(reply, self.run, self.data.classes, self.policy, noisy)
-        loss = reply.metrics.get(TRAIN_LOSS.name)
-        if loss is not None and TRAIN_LOSS.name not in left.metrics and not noisy:
-            log(INFO, "Client %d: training loss %.4f", self.partition_id, loss)
+        withheld = {k: v for k, v in reply.metrics.items() if k not in left.metrics}
+        if withheld and not self.policy.trust_server:
+            told = ", ".join(f"{name} {value:g}" for name, value in withheld.items())
+            log(INFO, "Client %d, for its operator alone: %s", self.partition_id, told)
         return left
 
     def _trained(self, request: Request) -> tuple[TrainReply, dict[str, float]]:

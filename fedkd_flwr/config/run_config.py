@@ -17,6 +17,7 @@ from fedkd_flwr.training.settings import DPSGDSettings, TrainingSettings
 from strategies.core.method_record import Need
 from strategies.core.plan import PlanSettings, RunPlan
 from strategies.core.settings_groups import (
+    ANY_ON_NODES,
     NO_EFFECT_ON_RESULTS,
     SettingsGroup,
     Words,
@@ -138,7 +139,7 @@ class RunConfig(SettingsGroup):
         with other code of one's own; a sweep then keeps finished runs of other code.
     """
 
-    strategy: str = "kt-pfl"
+    strategy: Annotated[str, ANY_ON_NODES] = "kt-pfl"
     data: DataSettings = DataSettings()
     models: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()

@@ -11,11 +11,8 @@ import re
 import sys
 from collections.abc import Collection
 from difflib import get_close_matches
-from inspect import isroutine
-from itertools import accumulate
 from operator import attrgetter
 from pkgutil import resolve_name
-from types import ModuleType
 from typing import Any
 
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
@@ -98,22 +95,6 @@ def find_custom(name: str) -> Any:
 def told(error: Exception) -> str:
     """Return the class and the text of a user's error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
-
-
-def modules_behind(name: str) -> list[str]:
-    """Return the modules that a name leads through, and the one that defines its object.
-
-    The module is imported, and nothing is called. The first is the module of the name. The last one
-    defines the object if it is a class or a function; an instance belongs to the module that holds
-    it. Raises `CustomObjectError` as of `find_custom`.
-    """
-    module, _, member = name.partition(":")
-    paths = accumulate(member.split("."), "{}.{}".format)
-    *_, found = steps = [find_custom(f"{module}:{path}") for path in paths]
-    modules = [module, *(step.__name__ for step in steps if isinstance(step, ModuleType))]
-    if isinstance(found, type) or isroutine(found):
-        modules.append(getattr(found, "__module__", None) or "")
-    return modules
 
 
 def find_callable(name: str, signature: str) -> Any:

@@ -10,6 +10,7 @@ import io
 import pickle
 import re
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from fedkd_flwr.data.client_folders import Owners
 from fedkd_flwr.data.custom_data import OwnArrays, joined_data_set
 from fedkd_flwr.data.registry import PFLLIB, DataError
 from fedkd_flwr.data.storage import PARTS
+
+LARGEST, RATIO = 2**26, 100
+"""A file of more bytes unpacked has at most this many times its size on the disk."""
 
 NUMBERS = re.compile(r"[<>|=]?[biuf]\d{1,2}")
 """Types of arrays that are read: truth values, whole and floating-point numbers."""
@@ -59,12 +63,13 @@ def _samples_in(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the samples (n, ...) and the labels (n,) in a file."""
     try:
         with zipfile.ZipFile(path) as file:
-            stream = io.BytesIO(file.read("data.npy"))
+            stream = io.BytesIO(_unpacked(file))
         if npy.read_magic(stream) == (1, 0):
             npy.read_array_header_1_0(stream)
         else:
             npy.read_array_header_2_0(stream)
-        held = _as_plain(_NumbersUnpickler(stream).load())
+        size = len(stream.getvalue())
+        held = _Plain(most=size).of(_NumbersUnpickler(stream).load())
         samples, labels = np.asarray(held["x"]), np.asarray(held["y"])
         if labels.ndim != 1 or len(samples) != len(labels):
             raise ValueError(f"x has shape {samples.shape} and y {labels.shape}")
@@ -76,6 +81,16 @@ def _samples_in(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
             f"{str(path)!r} is not a file of PFLlib, an array data with a dict of x and y: "
             f"{type(error).__name__}: {text}"
         ) from error
+
+
+def _unpacked(file: zipfile.ZipFile) -> bytes:
+    """Return the array in a file. A few bytes can unpack to more than fits into memory."""
+    member = file.getinfo("data.npy")
+    if member.file_size > max(LARGEST, RATIO * member.compress_size):
+        raise ValueError(
+            f"it unpacks to {member.file_size / 2**20:,.0f} MiB, too many for its size"
+        )
+    return file.read(member)
 
 
 class _Type:
@@ -146,12 +161,24 @@ class _NumbersUnpickler(pickle.Unpickler):
         return STAND_INS[module, name]
 
 
-def _as_plain(value: object) -> Any:
-    """Return what was read without stand-ins."""
-    if isinstance(value, _Array):
-        return _as_plain(value.content)
-    if isinstance(value, dict):
-        return {key: _as_plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_plain(entry) for entry in value]
-    return value
+@dataclass
+class _Plain:
+    """Converts what was read to values without stand-ins, at most some number of entries.
+
+    Each entry takes a byte of the file or more, unless lists hold one another several times.
+    """
+
+    most: int
+
+    def of(self, value: object) -> Any:
+        """Return a value without stand-ins."""
+        self.most -= 1
+        if self.most < 0:
+            raise ValueError("its lists hold one another")
+        if isinstance(value, _Array):
+            return self.of(value.content)
+        if isinstance(value, dict):
+            return {key: self.of(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.of(entry) for entry in value]
+        return value

@@ -24,6 +24,8 @@ from fedkd_flwr.data.registry import (
     partition_name,
 )
 from strategies.core.settings_groups import (
+    ANY_ON_NODES,
+    DEFAULT_ON_NODES,
     NO_EFFECT_ON_RESULTS,
     SettingsGroup,
     Words,
@@ -109,30 +111,34 @@ class DataSettings(SettingsGroup):
         Samples held out for the public set.
     """
 
-    dataset: str = "digits"
-    image_column: str = ""
-    label_column: str = ""
-    feature_columns: Words = ()
-    configured_classes: int = Field(default=0, ge=0, le=MOST_CLASSES)
+    dataset: Annotated[str, ANY_ON_NODES] = "digits"
+    image_column: Annotated[str, DEFAULT_ON_NODES] = ""
+    label_column: Annotated[str, DEFAULT_ON_NODES] = ""
+    feature_columns: Annotated[Words, DEFAULT_ON_NODES] = ()
+    configured_classes: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0, le=MOST_CLASSES)
     configured_shape: Annotated[
-        str, fitting(r"( *[1-9]\d*( *, *[1-9]\d*)* *)?", "numbers above 0, such as 3,32,32")
+        str,
+        fitting(r"( *[1-9]\d*( *, *[1-9]\d*)* *)?", "numbers above 0, such as 3,32,32"),
+        ANY_ON_NODES,
     ] = ""
     data_root: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
-    input_scaling: Literal["auto", "symmetric", "per-pixel", "per-channel"] = "auto"
-    max_samples: int = Field(default=0, ge=0)
-    partition: str = "k-classes-grouped"
-    client_column: str = ""
-    alpha: float = Field(default=0.5, gt=0)
-    size_sigma: float = Field(default=0.0, ge=0, le=100)
-    classes_per_client: int = Field(default=5, ge=1)
-    class_proportions: Literal["equal", "random"] = "equal"
-    groups: int = Field(default=2, ge=1)
-    samples_per_class: int = Field(default=0, ge=0)
-    minimum_size: int = Field(default=20, ge=1)
-    client_split: str = AUTO
-    evaluated_split: Literal["test", "validation"] = "test"
-    public_dataset: str = HELD_OUT
-    held_out_size: int = Field(default=200, ge=0)
+    input_scaling: Annotated[
+        Literal["auto", "symmetric", "per-pixel", "per-channel"], DEFAULT_ON_NODES
+    ] = "auto"
+    max_samples: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    partition: Annotated[str, ANY_ON_NODES] = "k-classes-grouped"
+    client_column: Annotated[str, DEFAULT_ON_NODES] = ""
+    alpha: Annotated[float, ANY_ON_NODES] = Field(default=0.5, gt=0)
+    size_sigma: Annotated[float, ANY_ON_NODES] = Field(default=0.0, ge=0, le=100)
+    classes_per_client: Annotated[int, ANY_ON_NODES] = Field(default=5, ge=1)
+    class_proportions: Annotated[Literal["equal", "random"], ANY_ON_NODES] = "equal"
+    groups: Annotated[int, ANY_ON_NODES] = Field(default=2, ge=1)
+    samples_per_class: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    minimum_size: Annotated[int, ANY_ON_NODES] = Field(default=20, ge=1)
+    client_split: Annotated[str, ANY_ON_NODES] = AUTO
+    evaluated_split: Annotated[Literal["test", "validation"], ANY_ON_NODES] = "test"
+    public_dataset: Annotated[str, ANY_ON_NODES] = HELD_OUT
+    held_out_size: Annotated[int, ANY_ON_NODES] = Field(default=200, ge=0)
 
     def resolved(self) -> "DataSettings":
         """Return the settings with those filled in that ``auto`` leaves to a built-in data set."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -89,7 +90,7 @@ def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: P
     """Write a model and its card, both completely or not at all.
 
     The folder gets ``<partition-id>.safetensors``, which is returned, and ``<partition-id>.json``;
-    it is made if missing, for the owner alone.
+    it is made if missing. The files are for their owner alone.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{card['partition-id']}.safetensors"
@@ -102,6 +103,8 @@ def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: P
     with replacing(path) as weights, replacing(path.with_suffix(".json")) as described:
         save_file(tensors, weights)
         described.write_text(json.dumps(card, indent=2) + "\n")
+        for file in (weights, described):  # the folder may be one that others read
+            file.chmod(0o600)
     return path
 
 
@@ -185,6 +188,9 @@ def read_card(path: str | Path) -> dict[str, Any]:
         lacking = CARD_KEYS - set(card) if isinstance(card, dict) else CARD_KEYS
         if lacking:
             raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
+        sizes = [*card["shape"], card["classes"]] if isinstance(card["shape"], list) else [None]
+        if not all(type(size) is int and 0 < size < 2**31 for size in sizes):
+            raise ValueError(f"shape is {card['shape']!r} and classes is {card['classes']!r}")
     except ValueError as error:
         raise ValueError(f"{described} cannot be read ({error}); export the model again") from None
     return card
@@ -257,12 +263,18 @@ def load_model(
             return checked_custom_model(builder(shape, classes), name, shape, classes)
         return build_model(name, shape, classes, search_space)
 
-    model = build(card["model"])
-    if "shared-model" in card:
-        model = Ensemble(model, build(card["shared-model"]))
-    if "safeguard" in card:
-        model = BlendedModel(model, build(card["model"]), Blend(**card["safeguard"]))
+    def whole() -> nn.Module:
+        model = build(card["model"])
+        if "shared-model" in card:
+            model = Ensemble(model, build(card["shared-model"]))
+        if "safeguard" in card:
+            model = BlendedModel(model, build(card["model"]), Blend(**card["safeguard"]))
+        return model
+
     try:
+        if not builders:
+            require_shapes(whole, weights)
+        model = whole()
         model.load_state_dict(load_file(weights))
     except RuntimeError as error:
         told = " ".join(str(error).split())
@@ -273,6 +285,22 @@ def load_model(
         if isinstance(part, EstimatorModel):
             part.read()
     return model.eval()
+
+
+def require_shapes(build: Callable[[], nn.Module], weights: Path) -> None:
+    """Refuse a model with other tensors than its file, before it takes memory.
+
+    A card may come from somebody else, and name a shape for which a model has gigabytes. Raises
+    `RuntimeError` as of ``load_state_dict``.
+    """
+    with safe_open(weights, "pt") as file:
+        empty = {
+            name: torch.empty(file.get_slice(name).get_shape(), device="meta")
+            for name in file.keys()  # noqa: SIM118  (no mapping)
+        }
+    with torch.device("meta"):
+        model = build()
+    model.load_state_dict(empty, assign=True)
 
 
 def exported_models(models: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -1,7 +1,7 @@
 """Settings of a run's models."""
 
 import tomllib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -9,7 +9,14 @@ from fedkd_flwr.models.assignment import ASSIGNMENTS
 from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype, SearchSpace
 from fedkd_flwr.models.darts.settings import SMALL, STANDARD, SupernetSettings
 from fedkd_flwr.models.registry import ALLOWED, DARTS, model_name
-from strategies.core.settings_groups import SettingsGroup, Words, one_of
+from strategies.core.settings_groups import (
+    ANY_ON_NODES,
+    DEFAULT_ON_NODES,
+    OnNodes,
+    SettingsGroup,
+    Words,
+    one_of,
+)
 
 DIGITS = "digits"
 """The bundled data set, on which `SMALL` supernets are the default."""
@@ -32,10 +39,10 @@ class EstimatorSettings(SettingsGroup):
         row of the fit.
     """
 
-    options: str = ""
-    private_weight: float = Field(default=1.0, gt=0)
-    public_weight: float = Field(default=1.0, ge=0)
-    top_classes: int = Field(default=0, ge=0)
+    options: Annotated[str, DEFAULT_ON_NODES] = ""
+    private_weight: Annotated[float, DEFAULT_ON_NODES] = Field(default=1.0, gt=0)
+    public_weight: Annotated[float, DEFAULT_ON_NODES] = Field(default=1.0, ge=0)
+    top_classes: Annotated[int, DEFAULT_ON_NODES] = Field(default=0, ge=0)
 
     @classmethod
     def key_of(cls, name: str) -> str:
@@ -114,17 +121,17 @@ class ModelSettings(SettingsGroup):
         Settings of models that are no networks.
     """
 
-    models: Words = ("mlp", "lenet", "cnn-persfl", "cnn")
-    model_assignment: str = "cyclic"
-    supernet_channels: int = Field(default=0, ge=0)
-    supernet_cells: int = Field(default=0, ge=0)
-    supernet_nodes: int = Field(default=0, ge=0)
-    supernet_stem_stride: int = Field(default=0, ge=0)
-    supernet_operations: Words = ()
-    genotype: str = ""
-    feature_width: int = Field(default=0, ge=0)
-    initial_weights: Literal["common", "own"] = "common"
-    batch_norm_statistics: Literal["fresh", "kept"] = "fresh"
+    models: Annotated[Words, ANY_ON_NODES] = ("mlp", "lenet", "cnn-persfl", "cnn")
+    model_assignment: Annotated[str, ANY_ON_NODES] = "cyclic"
+    supernet_channels: Annotated[int, OnNodes(0, 64)] = Field(default=0, ge=0)
+    supernet_cells: Annotated[int, OnNodes(0, 20)] = Field(default=0, ge=0)
+    supernet_nodes: Annotated[int, OnNodes(0, 4)] = Field(default=0, ge=0)
+    supernet_stem_stride: Annotated[int, OnNodes(0, 2)] = Field(default=0, ge=0)
+    supernet_operations: Annotated[Words, ANY_ON_NODES] = ()
+    genotype: Annotated[str, DEFAULT_ON_NODES] = ""
+    feature_width: Annotated[int, OnNodes(0, 4096)] = Field(default=0, ge=0)
+    initial_weights: Annotated[Literal["common", "own"], ANY_ON_NODES] = "common"
+    batch_norm_statistics: Annotated[Literal["fresh", "kept"], ANY_ON_NODES] = "fresh"
     estimators: EstimatorSettings = EstimatorSettings()
 
     @field_validator("models")

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from html import escape
 from itertools import product
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from fedkd_flwr.config import current_config
 from fedkd_flwr.runs.arrays import ArraysError, read_arrays
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
+from fedkd_flwr.runs.provenance import legs_of
 from strategies.core.counts import MODELS, SPLITS, Counts, column_prefix
 from strategies.core.evaluations import (
     COLUMNS,
@@ -107,6 +109,11 @@ class Run:
         file = self.path / "config.json"
         description = _read_object(file, {"config": dict}, self._redo)
         _require_types(file, description["config"], CONFIG, self._redo)
+        try:
+            for leg, _ in legs_of(description) if description.get("started") else ():
+                datetime.fromisoformat(leg["started"])
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise damaged(file, f"a time in it cannot be read: {error}", self._redo) from None
         return {**description, "config": current_config(description["config"])}
 
     @property

@@ -5,7 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from strategies.core.search import SearchRange
-from strategies.core.settings_groups import SettingsGroup, zero_or_at_least
+from strategies.core.settings_groups import (
+    ANY_ON_NODES,
+    DEFAULT_ON_NODES,
+    OnNodes,
+    SettingsGroup,
+    zero_or_at_least,
+)
 
 SMALLEST_NOISE = 0.01
 """Smallest noise multiplier of DP-SGD. Accounting overflows far below, and finds no epsilon."""
@@ -30,12 +36,12 @@ class DPSGDSettings(SettingsGroup):
         private.
     """
 
-    noise_multiplier: Annotated[float, zero_or_at_least(SMALLEST_NOISE)] = Field(
+    noise_multiplier: Annotated[float, zero_or_at_least(SMALLEST_NOISE), ANY_ON_NODES] = Field(
         default=0.0, ge=0, le=1e4
     )
-    clip_norm: float = Field(default=1.0, ge=1e-6, le=1e6)
-    delta: float = Field(default=1e-5, gt=0, lt=1)
-    noise_seed: int = Field(default=-1, ge=-1)
+    clip_norm: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=1e-6, le=1e6)
+    delta: Annotated[float, ANY_ON_NODES] = Field(default=1e-5, gt=0, lt=1)
+    noise_seed: Annotated[int, DEFAULT_ON_NODES] = Field(default=-1, ge=-1)
 
     @classmethod
     def key_of(cls, name: str) -> str:
@@ -80,15 +86,19 @@ class TrainingSettings(SettingsGroup):
         messages stay float32.
     """
 
-    local_epochs: int = Field(default=2, ge=1)
-    local_iterations: int = Field(default=0, ge=0)
-    fine_tune_epochs: int = Field(default=0, ge=0)
-    fine_tune_early_stopping: bool = False
-    batch_size: int = Field(default=8, ge=1)
-    batch_order: int = Field(default=0, ge=0)
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: Annotated[float, SearchRange(0.001, 0.3, log=True)] = Field(default=0.01, gt=0)
-    learning_rate_schedule: Literal["constant", "cosine", "step"] = "constant"
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
-    precision: Literal["float32", "bf16"] = "float32"
+    local_epochs: Annotated[int, OnNodes(1, 100)] = Field(default=2, ge=1)
+    local_iterations: Annotated[int, DEFAULT_ON_NODES] = Field(default=0, ge=0)
+    fine_tune_epochs: Annotated[int, OnNodes(0, 100)] = Field(default=0, ge=0)
+    fine_tune_early_stopping: Annotated[bool, DEFAULT_ON_NODES] = False
+    batch_size: Annotated[int, OnNodes("min-class-count", 4096)] = Field(default=8, ge=1)
+    batch_order: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"], ANY_ON_NODES] = "sgd"
+    learning_rate: Annotated[float, SearchRange(0.001, 0.3, log=True), OnNodes(0, 1)] = Field(
+        default=0.01, gt=0
+    )
+    learning_rate_schedule: Annotated[Literal["constant", "cosine", "step"], ANY_ON_NODES] = (
+        "constant"
+    )
+    momentum: Annotated[float, OnNodes(0, 0.99)] = Field(default=0.9, ge=0, lt=1)
+    weight_decay: Annotated[float, OnNodes(0, 0.1)] = Field(default=0.0, ge=0)
+    precision: Annotated[Literal["float32", "bf16"], ANY_ON_NODES] = "float32"

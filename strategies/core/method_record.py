@@ -33,6 +33,9 @@ class Need(StrEnum):
     VALIDATION_DATA = "validation data"
     """A validation split of each client."""
 
+    COUNTS = "counts"
+    """What a client measures on its validation data: the server computes with it."""
+
     PLAIN_DESCENT = "plain gradient descent"
     """``optimizer = "sgd"``, for which the method is derived."""
 
@@ -90,6 +93,9 @@ class MethodRecord:
     exchanged : str
         What clients and server exchange, in a few words, or ``nothing``. A node's operator allows
         kinds of information. What is not said counts as parameters.
+    only_by_name : bool
+        Whether a node takes part only if its operator allows the method by its name, since it
+        sends more than the kinds that it exchanges say.
     needs : tuple of Need
         What a run has to have.
     settings_type : type
@@ -128,6 +134,7 @@ class MethodRecord:
 
     paper: Paper | None = None
     exchanged: str = ""
+    only_by_name: bool = False
     needs: tuple[Need, ...] = ()
     settings_type: type[Settings] = Settings
     dp_sgd: bool = False

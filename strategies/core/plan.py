@@ -14,7 +14,10 @@ from strategies.core.optional_metrics import MEASURES
 from strategies.core.randomness import random_generator
 from strategies.core.safeguard import SafeguardSettings
 from strategies.core.settings_groups import (
+    ANY_ON_NODES,
+    DEFAULT_ON_NODES,
     NO_EFFECT_ON_RESULTS,
+    OnNodes,
     SettingsGroup,
     Words,
     kebab_case,
@@ -128,25 +131,27 @@ class PlanSettings(SettingsGroup):
         effect on clients that train in one process, unless ``cohort`` is off.
     """
 
-    num_clients: int = Field(default=8, ge=0)
-    num_server_rounds: int = Field(default=10, ge=1)
-    public_size: int = Field(default=200, ge=0)
-    public_hash: str = ""
-    new_clients: float = Field(default=0.0, ge=0, lt=1)
-    new_client_rounds: int = Field(default=0, ge=0)
-    fraction_train: float = Field(default=1.0, gt=0, le=1)
-    min_replies: int = Field(default=1, ge=1)
-    evaluate_every: int = Field(default=1, ge=1)
-    evaluate_clients: int = Field(default=0, ge=0)
-    patience: int = Field(default=0, ge=0)
-    mixing: Literal["mean", "median", "trimmed-mean"] = "mean"
-    weighting: Literal["samples", "uniform"] = "samples"
-    weight_cap: Annotated[float, AfterValidator(multiple_or_none)] = 5.0
-    update_cap: Annotated[float, AfterValidator(multiple_or_none)] = 10.0
+    num_clients: Annotated[int, ANY_ON_NODES] = Field(default=8, ge=0)
+    num_server_rounds: Annotated[int, OnNodes(1, 1000)] = Field(default=10, ge=1)
+    public_size: Annotated[int, OnNodes(0, 10000)] = Field(default=200, ge=0)
+    public_hash: Annotated[str, ANY_ON_NODES] = ""
+    new_clients: Annotated[float, ANY_ON_NODES] = Field(default=0.0, ge=0, lt=1)
+    new_client_rounds: Annotated[int, OnNodes(0, 1000)] = Field(default=0, ge=0)
+    fraction_train: Annotated[float, ANY_ON_NODES] = Field(default=1.0, gt=0, le=1)
+    min_replies: Annotated[int, ANY_ON_NODES] = Field(default=1, ge=1)
+    evaluate_every: Annotated[int, ANY_ON_NODES] = Field(default=1, ge=1)
+    evaluate_clients: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    patience: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    mixing: Annotated[Literal["mean", "median", "trimmed-mean"], ANY_ON_NODES] = "mean"
+    weighting: Annotated[Literal["samples", "uniform"], ANY_ON_NODES] = "samples"
+    weight_cap: Annotated[float, AfterValidator(multiple_or_none), ANY_ON_NODES] = 5.0
+    update_cap: Annotated[float, AfterValidator(multiple_or_none), ANY_ON_NODES] = 10.0
     safeguard: SafeguardSettings = SafeguardSettings()
-    measures: Annotated[Words, AfterValidator(some_of(MEASURES)), NO_EFFECT_ON_RESULTS] = ()
+    measures: Annotated[
+        Words, AfterValidator(some_of(MEASURES)), NO_EFFECT_ON_RESULTS, DEFAULT_ON_NODES
+    ] = ()
     record_answers: Annotated[bool, NO_EFFECT_ON_RESULTS] = True
-    seed: int = Field(default=0, ge=0)
+    seed: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
     connect_timeout: Annotated[float, NO_EFFECT_ON_RESULTS] = Field(default=60.0, gt=0)
     bind_partitions: Annotated[bool, NO_EFFECT_ON_RESULTS] = True
     round_timeout: Annotated[float, NO_EFFECT_ON_RESULTS] = Field(default=3600.0, gt=0)
@@ -217,7 +222,7 @@ class RunPlan(PlanSettings):
         Partition-ids of the clients that join a finished run; they are new clients.
     """
 
-    num_clients: int = Field(default=8, ge=1)
+    num_clients: Annotated[int, ANY_ON_NODES] = Field(default=8, ge=1)
     num_classes: int = Field(ge=1)
     run_id: str = ""
     newcomers: tuple[int, ...] = ()

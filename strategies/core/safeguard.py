@@ -7,14 +7,14 @@ server learns the counts of an evaluation, and the weight of the method's model.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from strategies.core.counts import LARGEST_COUNT, EvaluatedModel, metric_name
 from strategies.core.declarations import Data
 from strategies.core.replies import InvalidReplyError, Metric
-from strategies.core.settings_groups import SettingsGroup
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SettingsGroup
 
 
 class SafeguardSettings(SettingsGroup):
@@ -32,9 +32,9 @@ class SafeguardSettings(SettingsGroup):
         Momentum of the private model; -1 for ``momentum``.
     """
 
-    mode: Literal["none", "choose", "blend"] = "none"
-    learning_rate: float = Field(default=0.0, ge=0)
-    momentum: float = Field(default=-1.0, ge=-1, lt=1)
+    mode: Annotated[Literal["none", "choose", "blend"], ANY_ON_NODES] = "none"
+    learning_rate: Annotated[float, OnNodes(0, 1)] = Field(default=0.0, ge=0)
+    momentum: Annotated[float, OnNodes(-1, 0.99)] = Field(default=-1.0, ge=-1, lt=1)
 
     @classmethod
     def key_of(cls, name: str) -> str:

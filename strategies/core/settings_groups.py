@@ -1,8 +1,10 @@
 """Groups of settings of the run config, which are passed on as one object."""
 
 import functools
+import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -20,6 +22,59 @@ from pydantic.fields import FieldInfo
 NO_EFFECT_ON_RESULTS = "no-effect-on-results"
 """Annotation of settings that do not change results, such as folders, devices and timeouts:
 ``Annotated[str, NO_EFFECT_ON_RESULTS]``."""
+
+
+@dataclass(frozen=True)
+class OnNodes:
+    """Which values of a setting a node accepts, in a run that its operator has not approved.
+
+    ``Annotated[float, OnNodes(0, 1)]``. A setting that says nothing, or `DEFAULT_ON_NODES`, has to
+    have its default there. One with `NO_EFFECT_ON_RESULTS` may have any value.
+
+    Attributes
+    ----------
+    low, high : float or str
+        The smallest and the largest number, or keys of the node config that have them.
+    """
+
+    low: float | str = -math.inf
+    high: float | str = math.inf
+
+    def accepts(self, value: Any, node: Mapping[str, Any]) -> bool:
+        """Return whether a value, or each of several numbers, lies in the range.
+
+        Parameters
+        ----------
+        value : object
+            Of the setting. Values that are no numbers are accepted.
+        node : mapping
+            The values of the node config.
+        """
+        low, high = (
+            node[limit] if isinstance(limit, str) else limit for limit in (self.low, self.high)
+        )
+        values = value if isinstance(value, tuple) else [value]
+        return all(low <= one <= high for one in values if isinstance(one, int | float))
+
+    def __str__(self) -> str:
+        return "any" if self == OnNodes() else f"from {self.low} to {self.high}"
+
+
+ANY_ON_NODES = OnNodes()
+"""Annotation of settings that may have any value on a node."""
+
+DEFAULT_ON_NODES = "default-on-nodes"
+"""Annotation of settings that have to have their default on a node, unless it approves the run."""
+
+
+def on_nodes(field: FieldInfo) -> OnNodes | None:
+    """Return which values of a setting a node accepts; None for its default alone."""
+    if DEFAULT_ON_NODES in field.metadata:
+        return None
+    ranges = [mark for mark in field.metadata if isinstance(mark, OnNodes)]
+    if NO_EFFECT_ON_RESULTS in field.metadata:
+        ranges.append(ANY_ON_NODES)
+    return next(iter(ranges), None)
 
 
 def kebab_case(name: str) -> str:
@@ -93,6 +148,27 @@ class SettingsGroup(BaseModel):
             value = getattr(self, name)
             values |= value.flat() if isinstance(value, SettingsGroup) else {key: value}
         return values
+
+    def outside(self, node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield the flat keys whose values a node accepts in approved runs alone.
+
+        Parameters
+        ----------
+        node : mapping
+            The values of the node config.
+
+        Yields
+        ------
+        tuple of str
+            The key, and what the node accepts: ``its default``, ``from 0 to 1``.
+        """
+        values = self.flat()
+        for key, field in self.fields_by_key().items():
+            allowed = on_nodes(field)
+            if allowed is None and values[key] != field.default:
+                yield key, "its default"
+            if allowed and not allowed.accepts(values[key], node):
+                yield key, str(allowed)
 
     @classmethod
     @functools.cache

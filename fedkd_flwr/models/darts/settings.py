@@ -61,15 +61,17 @@ class SupernetSettings:
     stem_stride: int = 1
 
     def __post_init__(self) -> None:
-        for name, smallest in (
-            ("channels", 1),
-            ("cells", SMALLEST_CELLS),
-            ("nodes", 1),
-            ("stem_multiplier", 1),
-            ("stem_stride", 1),
+        for name, smallest, largest in (
+            ("channels", 1, 2**16),
+            ("cells", SMALLEST_CELLS, 100),
+            ("nodes", 1, 20),
+            ("stem_multiplier", 1, 100),
+            ("stem_stride", 1, 100),
         ):
-            if (value := getattr(self, name)) < smallest:
-                raise ValueError(f"a supernet's {name} must be at least {smallest}, got {value}")
+            if not smallest <= (value := getattr(self, name)) <= largest:
+                raise ValueError(
+                    f"a supernet's {name} must be from {smallest} to {largest}, got {value}"
+                )
         for name in self.operations:
             if name not in OPERATIONS:
                 raise ValueError(f"unknown operation {name!r}; choose from {', '.join(OPERATIONS)}")
