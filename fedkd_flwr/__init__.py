@@ -2,9 +2,9 @@
 
 import os
 import sys
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 __version__ = "0.2.0.dev0"
@@ -33,21 +33,24 @@ def _require_strategies() -> None:
 _require_strategies()
 
 _EXPORTS = {
-    "run": "fedkd_flwr.engines",
-    "resume": "fedkd_flwr.engines",
-    "load_model": "fedkd_flwr.export",
-    "load_run": "fedkd_flwr.runs",
-    "compare": "fedkd_flwr.analysis.comparison",
-    "client_data": "fedkd_flwr.analysis.samples",
-    "cross": "fedkd_flwr.analysis.cross",
-    "Comparison": "fedkd_flwr.analysis.comparison",
-    "run_sweep": "fedkd_flwr.sweeps",
-    "Run": "fedkd_flwr.runs",
-    "build_model": "fedkd_flwr.models.build",
-    "ConfigError": "fedkd_flwr.config",
-    "METHODS": "fedkd_flwr.methods",
-    "register": "fedkd_flwr.custom_objects.naming",
-    "name_objects": "fedkd_flwr.custom_objects.naming",
+    "run": "fedkd_flwr.engines:run",
+    "resume": "fedkd_flwr.engines:resume",
+    "sweep": "fedkd_flwr.sweeps:sweep",
+    "run_sweep": "fedkd_flwr.sweeps:run_sweep",
+    "compare": "fedkd_flwr.analysis.comparison:compare",
+    "cross": "fedkd_flwr.analysis.cross:cross",
+    "client_data": "fedkd_flwr.analysis.samples:client_data",
+    "load_run": "fedkd_flwr.runs:load_run",
+    "load_model": "fedkd_flwr.export:load_model",
+    "settings": "fedkd_flwr.config.settings_reference:settings",
+    "Run": "fedkd_flwr.runs:Run",
+    "Comparison": "fedkd_flwr.analysis.comparison:Comparison",
+    "build_model": "fedkd_flwr.models.build:build_model",
+    "ConfigError": "fedkd_flwr.config:ConfigError",
+    "METHODS": "fedkd_flwr.methods:METHODS",
+    "register": "fedkd_flwr.custom_objects.naming:register",
+    "name_objects": "fedkd_flwr.custom_objects.naming:name_objects",
+    "plots": "fedkd_flwr.plots",
 }
 
 __all__ = [
@@ -63,10 +66,13 @@ __all__ = [
     "load_model",
     "load_run",
     "name_objects",
+    "plots",
     "register",
     "resume",
     "run",
     "run_sweep",
+    "settings",
+    "sweep",
 ]
 
 
@@ -74,4 +80,9 @@ def __getattr__(name: str) -> Any:
     """Load the public API on first use, so that importing the package stays cheap."""
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+    return resolve_name(_EXPORTS[name])
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion."""
+    return __all__

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Data, Sent
 from strategies.core.masks import packed_mask, unpacked_mask
 from strategies.core.method_record import Paper
 from strategies.core.plan import RunPlan, Settings
@@ -43,6 +44,7 @@ from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
+    PREDICTIONS,
     DistillationSettings,
     SoftPredictionState,
     SoftPredictionStrategy,
@@ -78,21 +80,9 @@ def selective_mean(
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Average the predictions of each sample's givers, and say which samples are kept.
 
-    Parameters
-    ----------
-    predictions : ndarray
-        Shape (R, P, K), rows on the simplex.
-    selected : ndarray
-        Shape (R, P), which clients selected which samples.
-    threshold : float
-        tau_server.
-
-    Returns
-    -------
-    mean : ndarray
-        Shape (P, K), rows on the simplex; uniform where a sample is not kept.
-    kept : ndarray
-        Shape (P,).
+    Predictions (R, P, K) have rows on the simplex, `selected` (R, P) says which clients selected
+    which samples, and the threshold is tau_server. Return the mean (P, K), uniform where a sample
+    is not kept, and which are kept, (P,).
     """
     givers = selected.sum(axis=0)
     total = (predictions * selected[:, :, None]).sum(axis=0)
@@ -128,6 +118,11 @@ class SelectiveFD(SoftPredictionStrategy):
             arxiv="2304.01731",
         ),
         settings_type=SelectiveFDSettings,
+        # Training samples choose where predictions are not uniform.
+        sends=(
+            Sent(f"{PREDICTIONS}*", inputs=(Data.PUBLIC, Data.TRAINING), through_model=True),
+            Sent(SELECTED, inputs=(Data.PUBLIC, Data.TRAINING)),
+        ),
         evaluates=("distilled",),
         train_metrics=DISTILLATION_METRICS,
     )

@@ -276,3 +276,15 @@ def test_ctrl_c_during_imports_prints_nothing(module, tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.communicate() == ("", "")
     assert process.returncode == -signal.SIGINT
+
+
+def test_help_shows_every_command_in_one_group_with_its_whole_sentence():
+    from fedkd_flwr.cli import GROUPS
+
+    program = get_command(app)
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(program.commands)
+    shown = " ".join(command("--help").stdout.split())
+    assert all(
+        " ".join(one.help.split("\n\n")[0].split()) in shown for one in program.commands.values()
+    )

@@ -150,7 +150,9 @@ def test_only_selects_runs_by_values(sweep):
         return [(c.run.strategy, c.run.plan.seed) for c in configurations]
 
     assert chosen(strategy="kt-pfl") == [("kt-pfl", 0), ("kt-pfl", 1)]
-    assert chosen(strategy=["kt-pfl", "local"], seed=[1]) == [("local", 1), ("kt-pfl", 1)]
+    for both in (["kt-pfl", "local"], "kt-pfl,local"):
+        assert chosen(strategy=both, seed=[1]) == [("local", 1), ("kt-pfl", 1)]
+    assert len(chosen(seed=["0,1"])) == 4
     # Runs keep the names that they have in the whole, so that they are found again.
     assert read_sweep(sweep, only={"seed": [1]}).keys() < read_sweep(sweep).keys()
 

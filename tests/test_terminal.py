@@ -8,8 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedkd_flwr
-from fedkd_flwr.analysis.columns import COLUMNS, in_bytes
-from fedkd_flwr.analysis.targets import COSTS
+from fedkd_flwr.analysis.columns import in_bytes, points
 from fedkd_flwr.cli import app, output, progress, results, tables
 from fedkd_flwr.engines import find_engine, resolve_output
 from fedkd_flwr.sweeps import read_sweep
@@ -47,16 +46,6 @@ def two_runs(small, tmp_path):
     return tmp_path / "runs"
 
 
-def table_of(methods):
-    """A table with the columns of every comparison, of new clients and of all measures."""
-    asked_for = COSTS
-    special = {"accuracy, last round": "91.2 ± 4.6%", "numbers": "123,456,789", "bytes": "345 MB"}
-    special |= {"accuracy, validation round": "91.2 ± 4.6%", "new clients": "91.2 ± 4.6%"}
-    headings = [column.heading for column in COLUMNS.values() if column.name not in asked_for]
-    cells = [special.get(heading, "100.0%") for heading in headings]
-    return pd.DataFrame([[method, *cells] for method in methods], columns=["method", *headings])
-
-
 @pytest.mark.parametrize(
     ("size", "told"),
     [
@@ -68,33 +57,34 @@ def test_bytes_have_three_digits_and_the_unit_that_suits_them(size, told):
     assert in_bytes(size) == told
 
 
-@pytest.mark.parametrize("width", [80, 120, 350])
-def test_a_table_fits_the_terminal_with_whole_words_and_numbers(width, terminal):
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_compare_on_a_terminal_is_short_and_explained_on_request(two_runs, terminal, width):
+    compared = fedkd_flwr.compare(two_runs)
     printed = terminal(width)
-    text = table_of(["persfl", "kt-pfl (rho=0.1, learning-rate=0.01, models=mlp)"])
-    shown = tables.fitting(text, width)
-    tables._show(shown)
-    lines = printed.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    # Whatever is left out, each method's accuracy is on one line with its name.
-    assert any(line.startswith("persfl") and "91.2 ± 4.6%" in line for line in lines)
-    words = {word for line in lines for word in line.split()}
-    assert {word for heading in shown.columns for word in heading.split()} <= words
-    assert {"accuracy, last round", "verdict", "new clients"} < set(shown)
-    assert (len(shown.columns) == len(text.columns)) == (width == 350)
-
-
-def test_compare_is_a_table_on_a_terminal_and_markdown_when_piped(two_runs, terminal):
-    assert command("compare", two_runs).stdout.startswith("| method | seeds |")
-    printed = terminal(80)
     assert command("compare", two_runs, "--per-client").exit_code == 0
-    text = printed.getvalue()
-    assert "|" not in text and "Not shown at this width: " in text
-    assert max(map(len, text.splitlines())) <= 80
-    clients = text[text.index("\nclient") :].splitlines()
-    accuracies = fedkd_flwr.compare(two_runs).clients.query("method == 'local'")["accuracy"]
+    short = printed.getvalue()
+    printed = terminal(width)
+    assert command("compare", two_runs, "--explain").exit_code == 0
+    explained = " ".join(printed.getvalue().split())
+    for text in (short, printed.getvalue()):
+        assert "|" not in text and max(map(len, text.splitlines())) <= width
+    headings, _, rows = short.partition("─")
+    shown = {"method", "accuracy", "points", "over", "local", "verdict", "seeds"}
+    assert set(headings.split()) == shown
+    assert [row.split()[0] for row in rows.splitlines()[1:3]] == list(compared.table.index)
+    assert "A verdict needs at least 3 seeds" in short and "Shown harmed" not in short
+    for heading in compared.rendered().columns:
+        assert set(heading.split()) <= set(explained.split())
+    for remark in (*compared.verdicts, *compared.notes):
+        assert remark in explained
+    clients = short[short.index("\nclient") :].splitlines()
+    accuracies = compared.clients.query("method == 'local'")["accuracy"]
     row = next(line.split() for line in clients if line.startswith("0 "))
     assert f"{accuracies.iloc[0]:.1%}" in row[1:]
+
+
+def test_compare_is_markdown_when_piped(two_runs):
+    assert command("compare", two_runs).stdout.startswith("| method | seeds |")
 
 
 def test_a_table_of_clients_is_piped_as_it_is_asked_for(two_runs):
@@ -128,6 +118,24 @@ def test_the_path_of_a_run_is_printed_first_and_its_clients_on_request(small, tm
             f"{row.partition_id} {row.model} {row.num_examples} {row.total:.0f} {row.accuracy:.1%}"
         )
         assert told in [" ".join(line.split()[:5]) for line in result.stdout.splitlines()]
+
+
+def test_a_run_ends_with_what_it_gains_over_training_alone(small, tmp_path):
+    options = [part for key, value in small.items() for part in ("-c", f"{key}={value}")]
+    folder = tmp_path / "run"
+    result = command("run", *options, "--with-local", "--output-dir", folder)
+    assert result.exit_code == 0, result.stderr
+    run, alone = map(fedkd_flwr.load_run, (folder, tmp_path / "run-local"))
+    ours, theirs = (one.last_evaluations["accuracy"] for one in (run, alone))
+    gain = ours - theirs
+    assert result.stdout.splitlines()[-4:-1] == [
+        f"kt-pfl: mean {ours.mean():.1%}, worst client {ours.min():.1%}.",
+        f"local: mean {theirs.mean():.1%}, worst client {theirs.min():.1%}.",
+        f"Over training alone: {points(gain.mean())} points. Of {len(gain)} clients, "
+        f"{(gain > 0).sum()} gain and {(gain < 0).sum()} lose.",
+    ]
+    refused = command("run", "-c", "strategy=local", "--with-local")
+    assert "--with-local is for a new run of another method than local." in refused.stderr
 
 
 def press_ctrl_c_in(hook, monkeypatch):

@@ -30,7 +30,7 @@ def test_the_quick_start_runs_from_the_wheel(tmp_path):
     where = "import fedkd_flwr, strategies; print(fedkd_flwr.__file__)"
     assert output_of([python, "-c", where], folder, env).startswith(str(tmp_path / "venv"))
     fedkd = python.with_name("fedkd")
-    assert "digits-quick" in output_of([fedkd, "list", "presets"], folder, env)
+    assert "digits-quick" in output_of([fedkd, "list", "sweeps"], folder, env)
 
     (folder / "my_network.py").write_text(OWN_MODEL)
     part = ["--only", "seed=0", "--only", "strategy=local", "--only", "strategy=kt-pfl"]

@@ -1,4 +1,4 @@
-"""The columns of a comparison's table: heading, unit, topic, and which ones a terminal may drop.
+"""The columns of a comparison's table: heading, unit and topic, and which ones a short table has.
 
 Terminal, Markdown, LaTeX, the report and the pages of results take them from here. Parts of 1 are
 written in percent, and differences between them in points.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 MISSING = "-"
@@ -62,15 +63,13 @@ class Column:
     """A column of a comparison's table.
 
     The `template` is the heading, with ``{reference}``; the `topic` is the caption of the report's
-    table that has the column. A narrow terminal leaves columns out in the order of `left_out`, 0
-    for never.
+    table that has the column.
     """
 
     name: str
     template: str
     write: Callable[[Any], str]
     topic: str = ACCURACY
-    left_out: int = 0
 
     @property
     def heading(self) -> str:
@@ -100,42 +99,42 @@ class Column:
 COLUMNS = {
     column.name: column
     for column in (
-        Column("seeds", "seeds", "{:.0f}".format, left_out=3),
+        Column("seeds", "seeds", "{:.0f}".format),
         Column("accuracy", "accuracy, last round", percent),
-        Column("accuracy_chosen", "accuracy, validation round", percent, left_out=23),
-        Column("trained_accuracy", "after local training", percent, left_out=26),
-        Column("received_accuracy", "as received", percent, left_out=25),
-        Column("distilled_accuracy", "after distillation", percent, left_out=25),
-        Column("gain", "over {reference}, points (95%)", points, left_out=24),
+        Column("accuracy_chosen", "accuracy, validation round", percent),
+        Column("trained_accuracy", "after local training", percent),
+        Column("received_accuracy", "as received", percent),
+        Column("distilled_accuracy", "after distillation", percent),
+        Column("gain", "over {reference}, points (95%)", points),
         Column("verdict", "verdict", str),
-        Column("clients_std", "std over clients, points", _size_in_points, SPREAD, 4),
-        Column("clients_worst", "worst client", percent, SPREAD, 7),
-        Column("clients_decile", "bottom decile", percent, SPREAD, 16),
-        Column("clients_worst_tenth", "worst 10%", percent, SPREAD, 10),
-        Column("jain", "Jain's index", _four_digits, SPREAD, 9),
-        Column("beats_local", "beat {reference}", _share, CLIENTS, 21),
-        Column("harmed", "below {reference}", _share, CLIENTS, 20),
-        Column("harmed_shown", "shown harmed", _share, CLIENTS, 22),
-        Column("harmed_estimate", "harmed, noise removed", _share, CLIENTS, 19),
-        Column("worst_loss", "worst loss, points", _size_in_points, CLIENTS, 17),
-        Column("safeguarded_accuracy", "safeguarded", percent, SAFEGUARD, 30),
-        Column("private_accuracy", "private model", percent, SAFEGUARD, 28),
-        Column("safeguarded_harmed", "below private, shown", _share, SAFEGUARD, 29),
-        Column("safeguard_weight", "weight of method", _share, SAFEGUARD, 27),
+        Column("clients_std", "std over clients, points", _size_in_points, SPREAD),
+        Column("clients_worst", "worst client", percent, SPREAD),
+        Column("clients_decile", "bottom decile", percent, SPREAD),
+        Column("clients_worst_tenth", "worst 10%", percent, SPREAD),
+        Column("jain", "Jain's index", _four_digits, SPREAD),
+        Column("beats_local", "beat {reference}", _share, CLIENTS),
+        Column("harmed", "below {reference}", _share, CLIENTS),
+        Column("harmed_shown", "shown harmed", _share, CLIENTS),
+        Column("harmed_estimate", "harmed, noise removed", _share, CLIENTS),
+        Column("worst_loss", "worst loss, points", _size_in_points, CLIENTS),
+        Column("safeguarded_accuracy", "safeguarded", percent, SAFEGUARD),
+        Column("private_accuracy", "private model", percent, SAFEGUARD),
+        Column("safeguarded_harmed", "below private, shown", _share, SAFEGUARD),
+        Column("safeguard_weight", "weight of method", _share, SAFEGUARD),
         Column("new_accuracy", "new clients", percent, NEW_CLIENTS),
-        Column("new_worst", "worst new client", percent, NEW_CLIENTS, 8),
-        Column("new_beats_local", "new beat {reference}", _share, NEW_CLIENTS, 18),
-        Column("nll", "NLL", _four_digits, MEASURES, 11),
-        Column("calibration_error", "ECE", _four_digits, MEASURES, 12),
-        Column("auc", "AUC", _four_digits, MEASURES, 13),
+        Column("new_worst", "worst new client", percent, NEW_CLIENTS),
+        Column("new_beats_local", "new beat {reference}", _share, NEW_CLIENTS),
+        Column("nll", "NLL", _four_digits, MEASURES),
+        Column("calibration_error", "ECE", _four_digits, MEASURES),
+        Column("auc", "AUC", _four_digits, MEASURES),
         Column("f1", "F1", _four_digits, MEASURES),
         Column("balanced_accuracy", "balanced accuracy", percent, MEASURES),
-        Column("held_accuracy", "classes held", percent, MEASURES, 15),
-        Column("other_accuracy", "classes not held", percent, MEASURES, 14),
-        Column("numbers", "numbers", _count, COST, 1),
-        Column("bytes", "bytes", in_bytes, COST, 6),
-        Column("gradient_steps", "gradient steps of a client", _count, COST, 2),
-        Column("seconds", "seconds", _one_digit, COST, 5),
+        Column("held_accuracy", "classes held", percent, MEASURES),
+        Column("other_accuracy", "classes not held", percent, MEASURES),
+        Column("numbers", "numbers", _count, COST),
+        Column("bytes", "bytes", in_bytes, COST),
+        Column("gradient_steps", "gradient steps of a client", _count, COST),
+        Column("seconds", "seconds", _one_digit, COST),
         Column("rounds_to_target", "rounds to target", _one_digit, COST),
         Column("bytes_to_target", "bytes to target", in_bytes, COST),
         Column("seconds_to_target", "seconds to target", _one_digit, COST),
@@ -144,6 +143,24 @@ COLUMNS = {
 """All columns by name, in the order to show them; a table has some of them."""
 
 
+ON_REQUEST = (
+    "new_accuracy", "f1", "balanced_accuracy", "rounds_to_target", "bytes_to_target",
+    "seconds_to_target",
+)  # fmt: skip
+"""Columns that a table has only where somebody asked for them."""
+
+OTHER_MODELS = ("accuracy_chosen", "trained_accuracy", "received_accuracy")
+"""Accuracies of models or rounds that can be those of the last round."""
+
+
 def columns_of(table: pd.DataFrame) -> list[Column]:
-    """Return the columns that a table of means over seeds has, in the order to show them."""
-    return [column for name, column in COLUMNS.items() if name in table]
+    """Return the columns that a table of means over seeds has, in the order to show them.
+
+    An accuracy that equals that of the last round in every row is left out.
+    """
+    same = [name for name in OTHER_MODELS if name in table and _equal(table, name)]
+    return [column for name, column in COLUMNS.items() if name in table and name not in same]
+
+
+def _equal(table: pd.DataFrame, name: str) -> bool:
+    return bool(np.allclose(table[name].astype(float), table["accuracy"], rtol=0, atol=1e-12))

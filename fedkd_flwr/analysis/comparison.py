@@ -9,7 +9,10 @@ is missing.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -31,7 +34,7 @@ from fedkd_flwr.analysis.notes import (
 )
 from fedkd_flwr.analysis.ranking import reading_order
 from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.rendering import in_latex, in_markdown, rendered
+from fedkd_flwr.analysis.rendering import in_latex, in_markdown, in_short, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.safeguard_criterion import notes_on_safeguards
 from fedkd_flwr.analysis.settings import (
@@ -41,7 +44,7 @@ from fedkd_flwr.analysis.settings import (
     notes_on_content,
 )
 from fedkd_flwr.analysis.shown_models import at_best_models
-from fedkd_flwr.analysis.significance import Effect
+from fedkd_flwr.analysis.significance import FEWEST_SEEDS, Effect
 from fedkd_flwr.analysis.targets import check_target, notes_on_target
 from fedkd_flwr.analysis.verdicts import basis_of, verdicts, verdicts_on_new_clients
 from fedkd_flwr.config import ConfigError
@@ -53,6 +56,9 @@ from fedkd_flwr.runs import (
     failures_in_words,
     load_run,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,8 +127,39 @@ class Comparison:
         """Return the table and the notes."""
         return self.to_markdown()
 
-    # Notebooks render what this returns.
-    _repr_markdown_ = __repr__
+    def _repr_html_(self) -> str:
+        """Return a table of six columns for notebooks, and the most important remarks."""
+        shown = ("accuracy", "gain", "verdict", "gradient_steps", "bytes")
+        table = in_short(self.table, shown, self.against).to_html(index=False, border=0)
+        remarks = (*self.remarks, f"`.table` has all columns, `.notes` {len(self.notes)} notes.")
+        return f"{table}<ul>{''.join(f'<li>{escape(remark)}</li>' for remark in remarks)}</ul>"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of a short table has to know: how verdicts are reached, and its limits."""
+        needed = f"A verdict needs at least {FEWEST_SEEDS} seeds with a run of {self.against}."
+        return [(basis_of(self.effects) or [needed])[0], *self.limits]
+
+    @cached_property
+    def per_seed(self) -> pd.DataFrame:
+        """The `results` with each run's mean ``gain`` over the reference."""
+        gains = self.clients.groupby(["method", "seed"])["gain"].mean()
+        return self.results.join(gains, on=["method", "seed"])
+
+    def plot(self) -> "Figure":
+        """Draw each method's gain over the reference by seed, with its interval.
+
+        Without runs of the reference, draw accuracy over rounds.
+        """
+        has_gains = self.clients["gain"].notna().any()
+        name = "plot_mean_gain" if has_gains else "plot_accuracy_over_rounds"
+        figure: Figure = resolve_name(f"fedkd_flwr.plots:{name}")(self)
+        return figure
+
+    def report(self, path: str | Path) -> Path:
+        """Write a web page with verdicts, table and figures, which works offline."""
+        written: Path = resolve_name("fedkd_flwr.report:write_report")(self, path)
+        return written
 
     def to_latex(self) -> str:
         """Return the table in LaTeX for the package booktabs, the remarks as comments."""
@@ -175,6 +212,12 @@ def compare(
         If the target is no accuracy, or no run is of the reference that was asked for.
     RunDirectoryError
         If a path holds no run, or a run that was named itself is damaged.
+
+    Examples
+    --------
+    >>> compared = fedkd_flwr.compare(["runs/first", "runs/alone"])
+    >>> sorted(compared.table.index)
+    ['kt-pfl', 'local']
     """
     if target is not None:
         check_target(target)

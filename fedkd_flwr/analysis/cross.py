@@ -7,31 +7,22 @@ those whose models suit them.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from scipy.stats import spearmanr
-from torch import nn
 
+from fedkd_flwr.analysis.client_models import models_of
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.analysis.rendering import written_to
-from fedkd_flwr.client_app import build_client
-from fedkd_flwr.clients.policy import TRUSTED_NODE
-from fedkd_flwr.config import ConfigError, Configuration
-from fedkd_flwr.custom_objects.importing import find_callable, find_custom, is_custom
+from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.clients import load_client
-from fedkd_flwr.export import load_model
 from fedkd_flwr.files import write_text
-from fedkd_flwr.memory import InProcessContext, MemoryFolder
-from fedkd_flwr.models.custom_models import SIGNATURE
-from fedkd_flwr.models.estimators import names_estimator
-from fedkd_flwr.runs import Run, RunDirectoryError, load_run, recorded_config
+from fedkd_flwr.runs import Run, load_run, recorded_config
 from fedkd_flwr.training.loop import computing_in, evaluate
 
 FORMATS = (".csv", ".json")
@@ -71,20 +62,12 @@ class Cross:
         return float(_others(self.accuracies).mean())
 
     def rank_correlations(self, name: str) -> NDArray[np.float64]:
-        """Return the rank correlation of coefficients and accuracies, by receiver.
+        """Return the rank correlation of coefficients and accuracies, by receiver, shape (N,).
 
-        Parameters
-        ----------
-        name : str
-            One of the `coefficients`.
-
-        Returns
-        -------
-        ndarray
-            Shape (N,). Spearman's rank correlation between a receiver's coefficients for the
-            other clients and the accuracies of their models on the receiver's test data. NaN if
-            either is constant, if there are fewer than two other clients, and for clients that
-            joined after the training, which have no coefficients.
+        It is Spearman's, between a receiver's coefficients for the other clients and the accuracies
+        of their models on the receiver's test data. NaN if either is constant, if there are fewer
+        than two other clients, and for clients that joined after the training, which have no
+        coefficients.
         """
         trained = self._trained
         among = np.ix_(trained, trained)
@@ -158,20 +141,10 @@ class Cross:
         return frame.rename_axis(index="model of", columns="test data of")
 
     def save(self, path: str | Path) -> Path:
-        """Write the result.
+        """Write the accuracies to a ``.csv`` file, or all results to a ``.json`` file.
 
-        Parameters
-        ----------
-        path : str or Path
-            A ``.csv`` file gets the accuracies. A ``.json`` file also gets coefficients and
-            rank correlations.
-
-        Raises
-        ------
-        ConfigError
-            If the file has another suffix.
-        RunDirectoryError
-            If the file cannot be written.
+        Raises `ConfigError` if the file has another suffix, and `RunDirectoryError` if it cannot be
+        written.
         """
         file = Path(path).expanduser()
         require_format(file)
@@ -224,6 +197,11 @@ def cross(
     ------
     ConfigError, DataError, RunDirectoryError
         If there are no models, or this machine does not have the data.
+
+    Examples
+    --------
+    >>> fedkd_flwr.cross("runs/first").accuracies.shape
+    (3, 3)
     """
     stored = run if isinstance(run, Run) else load_run(run, allow_code)
     configuration = recorded_config(stored)
@@ -235,7 +213,7 @@ def cross(
     parts = [load_client(plan, n) for n in range(plan.num_clients)]
     accuracies = np.full((plan.num_clients, plan.num_clients), math.nan)
     with computing_in(configuration.run.training.precision, plan.device):
-        for n, model in enumerate(_models(stored, configuration, str(models_dir))):
+        for n, model in enumerate(models_of(stored, configuration, str(models_dir))):
             model.to(plan.device)
             for other, data in enumerate(parts):
                 result = evaluate(model, data.test_images, data.test_labels)
@@ -246,76 +224,6 @@ def cross(
         if matrices.shape[1:] == accuracies.shape
     }
     return Cross(stored, accuracies, square, configuration.run.plan.new_client_ids)
-
-
-def _models(run: Run, configuration: Configuration, models_dir: str) -> Iterator[nn.Module]:
-    """Yield the clients' models by partition-id, from files or the clients' stored state.
-
-    A model is valid until the next one is requested.
-    """
-    folder = models_dir or configuration.run.models_dir
-    if not folder:
-        yield from _models_from_state(run, configuration)
-        return
-    for n in range(configuration.run.plan.num_clients):
-        yield _exported_model(Path(folder).expanduser() / f"{n}.safetensors", run, configuration)
-
-
-def _exported_model(file: Path, run: Run, configuration: Configuration) -> nn.Module:
-    """Read an exported model and check that it belongs to the run."""
-    try:
-        card = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        model = load_model(file, _custom_builders(card, configuration))
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise RunDirectoryError(f"{file} is not an exported model ({error}).") from None
-    of_model = {name: card.get(name) for name in ("strategy", "dataset", "partition", "seed")}
-    of_run = {name: run.config.get(name) for name in of_model}
-    if of_model != of_run:
-        raise RunDirectoryError(
-            f"{file} is from another run ({of_model}) than {run.path.name} ({of_run}); give the "
-            "folder of the run's models with --models-dir."
-        )
-    return model
-
-
-def _custom_builders(card: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
-    """Return the builders of the custom models of a card, if the run's settings name them.
-
-    A model file may come from an untrusted source, so its card alone must not import code.
-    """
-    named = {*configuration.run.models.models, getattr(configuration.settings, "shared_model", "")}
-    return {
-        name: find_custom(name) if names_estimator(name) else find_callable(name, SIGNATURE)
-        for name in map(str, (card["model"], card.get("shared-model", "")))
-        if is_custom(name) and name in named
-    }
-
-
-def _models_from_state(run: Run, configuration: Configuration) -> Iterator[nn.Module]:
-    """Yield the models from the clients' stored state, as they were evaluated."""
-    record = configuration.run.method.record
-    rounds = len(run.round_rows)
-    export = "run again with models-dir=FOLDER (a sweep with --save-models)"
-    for n in range(configuration.run.plan.num_clients):
-        client = build_client(
-            InProcessContext(configuration, 0, {"partition-id": n, **TRUSTED_NODE})
-        )
-        if not (record.evaluates_trained_model and client.keeps_model):
-            raise RunDirectoryError(
-                f"{run.path.name} has no exported models, and clients of "
-                f"{configuration.run.strategy} do not store the evaluated model; {export}."
-            )
-        session = client.session
-        folder = session.node.memory_folder(run.run_id)
-        memory = MemoryFolder(folder).read(rounds + 1) if folder else None
-        if memory is None:
-            raise RunDirectoryError(
-                f"{run.path.name} has neither exported models nor stored state of client {n}; "
-                f"{export}."
-            )
-        session.memory.replace(memory)
-        yield session.evaluated_model(rounds)
-        session.close()
 
 
 def _others(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,14 +1,30 @@
 """A comparison's table as a reader sees it: as text, in Markdown and in LaTeX, and on disk."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedkd_flwr.analysis.columns import MISSING, REFERENCE, columns_of, percent
+from fedkd_flwr.analysis.columns import (
+    COLUMNS,
+    MISSING,
+    ON_REQUEST,
+    REFERENCE,
+    columns_of,
+    percent,
+    points,
+)
 from fedkd_flwr.runs import RunDirectoryError
+
+SHORT_HEADINGS = {
+    "accuracy": "accuracy",
+    "gain": "points over {reference}",
+    "gradient_steps": "steps",
+}
+"""Headings where only a few columns are shown."""
 
 
 def rendered(table: pd.DataFrame, against: str = REFERENCE) -> pd.DataFrame:
@@ -20,6 +36,27 @@ def rendered(table: pd.DataFrame, against: str = REFERENCE) -> pd.DataFrame:
     ]
     headings = [column.heading_over(against) for column in columns]
     return pd.DataFrame(rows, columns=["method", *headings])
+
+
+def in_short(table: pd.DataFrame, names: Sequence[str], against: str) -> pd.DataFrame:
+    """Return a few columns as text: a gain with half its interval, and what somebody asked for."""
+    text = pd.DataFrame({"method": table.index.map(str)})
+    for name in (*names, *ON_REQUEST):
+        if name not in table:
+            continue
+        column = COLUMNS[name]
+        heading = SHORT_HEADINGS.get(name, column.template).format(reference=against)
+        write = _gain if name == "gain" else column.text
+        text[heading] = [write(row) for row in table.to_dict("records")]
+    return text
+
+
+def _gain(row: Mapping[Hashable, Any]) -> str:
+    if pd.isna(row["gain"]):
+        return MISSING
+    half = (row.get("gain_high", math.nan) - row.get("gain_low", math.nan)) / 2
+    interval = "" if pd.isna(half) else f" ± {100 * half:.1f}"
+    return f"{points(row['gain'])}{interval}"
 
 
 def in_markdown(text: pd.DataFrame, remarks: Sequence[str]) -> str:

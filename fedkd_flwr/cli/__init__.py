@@ -7,7 +7,7 @@ PyTorch nor Flower.
 from fedkd_flwr.cli.interrupts import ctrl_c_ends_the_process
 
 with ctrl_c_ends_the_process():
-    from typing import Any
+    from typing import TYPE_CHECKING, Any
 
     import typer
     import typer.core
@@ -26,6 +26,9 @@ with ctrl_c_ends_the_process():
     from fedkd_flwr.cli.sweeping import sweep
     from fedkd_flwr.cli.tuning import tune
 
+if TYPE_CHECKING:
+    from click import Context, HelpFormatter  # typer's own dependency
+
 # Help is plain text: Rich takes time to load, and takes [grid] for markup.
 typer.core.HAS_RICH = False
 
@@ -39,18 +42,39 @@ class CommandLine(typer.Typer):
             return super().__call__(*args, **kwargs)
 
 
-app = CommandLine(
-    help="Personalized federated learning by knowledge transfer.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
 READERS = (compare, report, cross, genotypes, nodes)
 """Commands that read runs, which may be somebody else's and lie in the working directory."""
 
 COMMANDS = (run, sweep, tune, *READERS, doctor, predict, clear_cache, stop)
+
+GROUPS = {
+    "Run": ("run", "sweep", "tune", "stop"),
+    "Compare": ("compare", "report", "cross"),
+    "Deploy": ("doctor", "nodes", "bundles", "superexec"),
+    "Look": ("list", "genotypes", "models", "predict", "clear-cache"),
+}
+"""The commands as ``fedkd --help`` shows them."""
+
+
+class CommandsInGroups(typer.core.TyperGroup):
+    """The program, whose help shows the commands in `GROUPS`, each with its whole sentence."""
+
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Write a list of commands for each group."""
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, (self.commands[name].help or "").split("\n\n")[0]) for name in names]
+                )
+
+
+app = CommandLine(
+    help="Personalized federated learning by knowledge transfer.",
+    cls=CommandsInGroups,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()

@@ -41,6 +41,12 @@ def compare(
     per_client: Annotated[
         bool, typer.Option(help="Print each client's accuracy too, a mean over seeds.")
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="On a terminal: all columns, verdicts in words, and all notes."
+        ),
+    ] = False,
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Also print what each method gains over each other one.")
     ] = False,
@@ -84,6 +90,7 @@ def compare(
         if across:
             of_one_comparison = {
                 "--format": layout,
+                "--explain": explain,
                 "--per-client": per_client,
                 "--pairs": pairs,
                 "--target": target is not None,
@@ -105,7 +112,7 @@ def compare(
         compared = comparison.compare(
             runs, target, against, best_evaluation=best_evaluation, by_code=by_code, allow_code=code
         )
-        print_comparison(compared, layout)
+        print_comparison(compared, layout, explain)
         if per_client:
             print_clients(compared, layout)
         if pairs:
@@ -134,12 +141,12 @@ def report(
         say(f"Report: {write_report(compare(runs, allow_code=allow_code or ()), output)}")
 
 
-def print_comparison(compared: "Comparison", layout: str) -> None:
+def print_comparison(compared: "Comparison", layout: str, explain: bool) -> None:
     """Print the table of a comparison, its verdicts and its notes."""
     if layout == "table":
         from fedkd_flwr.cli.tables import show_comparison
 
-        show_comparison(compared)
+        show_comparison(compared, explain)
         return
     echo(getattr(compared, f"to_{layout}")())
     if layout == "csv":

@@ -52,6 +52,12 @@ def run(
     ] = None,
     accept_changes: AcceptChanges = False,
     allow_code: AllowCode = None,
+    with_local: Annotated[
+        bool,
+        typer.Option(
+            "--with-local", help="Also train alone, on the same split and seed, and compare."
+        ),
+    ] = False,
     save_models: Annotated[
         bool, typer.Option(help="Save the personalized models in the run directory.")
     ] = False,
@@ -80,6 +86,7 @@ def run(
         if superlink is not None:
             options = {
                 "--resume": resume,
+                "--with-local": with_local,
                 "--save-models": save_models,
                 "--federation-config": federation_config,
                 "--per-client": per_client,
@@ -94,11 +101,14 @@ def run(
             configuration = continued_configuration(resume, values, save_models, allow_code or ())
         resources = read_assignments(federation_config)
         check_engine(engine, configuration, resources)
+        alone = local_configuration(configuration) if with_local else None
         check_run(configuration)
         finished = run_with_progress(configuration, engine, resources, verbose)
+        local = run_with_progress(alone, engine, resources, verbose) if alone else None
         if per_client:
             print_clients(finished)
         print_result(finished)
+        print_gain(finished, local)
 
 
 def deploy(values: Mapping[str, Any], superlink: str, options: Sequence[str]) -> None:
@@ -139,6 +149,22 @@ def new_configuration(values: Mapping[str, Any], save_models: bool) -> "Configur
         return configuration
     models_dir = str(Path(configuration.run.output_dir) / "models")
     return configuration.with_run(models_dir=models_dir)
+
+
+def local_configuration(configuration: "Configuration") -> "Configuration":
+    """Return the config of the same clients training alone, in a directory beside the run's."""
+    from fedkd_flwr.analysis.columns import REFERENCE
+    from fedkd_flwr.config import OWN_SETTINGS, ConfigError
+    from fedkd_flwr.server_app import check_run
+
+    run = configuration.run
+    if run.strategy == REFERENCE or run.resume:
+        raise ConfigError(f"--with-local is for a new run of another method than {REFERENCE}.")
+    common = {k: v for k, v in configuration.flat().items() if "." not in k and k != OWN_SETTINGS}
+    place = {"output-dir": f"{run.output_dir}-{REFERENCE}", "state-dir": "", "models-dir": ""}
+    alone = new_configuration({**common, **place, "strategy": REFERENCE}, save_models=False)
+    check_run(alone)
+    return alone
 
 
 def continued_configuration(
@@ -246,6 +272,29 @@ def print_result(finished: "Run") -> None:
     say(f"Run directory: {finished.path}")
     if failures := failures_in_words([finished]):
         say(f"Failures: {failures}")
+
+
+def print_gain(finished: "Run", local: "Run | None") -> None:
+    """Print mean and worst client, and how they compare with those that train alone."""
+    last = (finished.summary or {}).get("last_round")
+    if not last or last["accuracy_mean"] is None:
+        return
+    method = finished.config["strategy"]
+    say(f"{method}: mean {last['accuracy_mean']:.1%}, worst client {last['accuracy_min']:.1%}.")
+    if local is None:
+        return
+    from fedkd_flwr.analysis.columns import points
+    from fedkd_flwr.analysis.comparison import compare
+
+    compared = compare([finished, local])
+    gain = compared.clients.query("method != 'local'")["gain"].dropna()
+    alone = compared.table.loc["local"]
+    say(f"local: mean {alone['accuracy']:.1%}, worst client {alone['clients_worst']:.1%}.")
+    say(
+        f"Over training alone: {points(gain.mean())} points. Of {len(gain)} clients, "
+        f"{(gain > 0).sum()} gain and {(gain < 0).sum()} lose."
+    )
+    say("One seed gives no verdict. `fedkd sweep` runs several, and `fedkd compare` tests them.")
 
 
 def _evaluated_split(finished: "Run") -> str:

@@ -48,8 +48,8 @@ def list_names(
     what: Annotated[
         str,
         typer.Argument(
-            help="methods, models, data, presets, settings or commands; by default the first four. "
-            "Into a file, methods, settings and commands are pages of the reference."
+            help="methods, models, data, presets, sweeps, settings or commands; by default the "
+            "first four. Into a file, methods, settings and commands are pages of the reference."
         ),
     ] = "",
     method: Annotated[
@@ -60,13 +60,13 @@ def list_names(
         ),
     ] = "",
 ) -> None:
-    """List methods, models, data sets, presets, settings (of METHOD alone), or commands."""
+    """List methods, models, data sets, presets, sweeps, settings (of METHOD alone), or commands."""
     from fedkd_flwr.cli.reference import commands_in_markdown, methods_in_markdown
     from fedkd_flwr.config import ConfigError
 
     with one_clear_line():
-        if what not in ("", "settings", "commands", *LISTS):
-            allowed = ", ".join([*LISTS, "settings", "commands"])
+        if what not in ("", *LISTS, *FURTHER_LISTS):
+            allowed = ", ".join([*LISTS, *FURTHER_LISTS])
             raise ConfigError(f"There is no list {what}; type one of {allowed}.")
         if method and what != "settings":
             raise ConfigError(
@@ -78,6 +78,9 @@ def list_names(
         if what == "commands":
             echo(commands_in_markdown(context.find_root().command))
             return
+        if what == "sweeps":
+            _list_sweeps()
+            return
         if what == "methods" and not console().is_terminal:
             echo(methods_in_markdown())
             return
@@ -85,6 +88,7 @@ def list_names(
             if what in ("", name):
                 show()
     if not what:
+        say(("Sweeps:", "bold"), " fedkd list sweeps")
         say(("Settings:", "bold"), " fedkd list settings [METHOD]")
 
 
@@ -121,9 +125,14 @@ def _list_data() -> None:
 
 
 def _list_presets() -> None:
-    from fedkd_flwr.config.toml_files import preset_names, sweep_names
+    from fedkd_flwr.config.toml_files import preset_names
 
     _say_names("Presets, for run", preset_names())
+
+
+def _list_sweeps() -> None:
+    from fedkd_flwr.config.toml_files import sweep_names
+
     _say_names("Sweeps, for sweep", sweep_names())
 
 
@@ -134,6 +143,9 @@ LISTS = {
     "presets": _list_presets,
 }
 """The lists by name, in the order in which they are shown."""
+
+FURTHER_LISTS = ("sweeps", "settings", "commands")
+"""Lists that are shown only when they are asked for."""
 
 
 def _say_names(title: str, names: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ COMPARED = ("seed", "strategy")
 def sweep(
     file: Annotated[
         Path,
-        typer.Argument(help="TOML file with [base] and [grid], or a name of `fedkd list presets`."),
+        typer.Argument(help="TOML file with [base] and [grid], or a name of `fedkd list sweeps`."),
     ],
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder of the runs; by default runs/NAME-OF-THE-FILE.")
@@ -61,8 +61,8 @@ def sweep(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Do only the runs with this value; repeatable. Several values of one KEY are "
-            "alternatives.",
+            help="Do only the runs with this value, or one of several: strategy=local,kt-pfl. "
+            "Repeatable.",
         ),
     ] = None,
 ) -> None:

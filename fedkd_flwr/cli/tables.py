@@ -5,8 +5,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedkd_flwr.analysis.columns import COLUMNS, REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.rendering import in_short
 from fedkd_flwr.cli.output import console, say, say_paragraph
 from strategies.core.printable_text import printable
 
@@ -17,14 +17,17 @@ LABEL_WIDTH = 24
 """A longer label wraps."""
 
 
-def show_comparison(compared: Comparison) -> None:
-    """Print a comparison's table, verdicts and notes; a narrow terminal has fewer columns."""
-    text = compared.rendered()
-    shown = fitting(text, console().width, compared.against)
-    _show(shown)
-    left_out = [heading for heading in text.columns if heading not in shown.columns]
-    wider = f"Not shown at this width: {', '.join(left_out)}; --format markdown has all columns."
-    for remark in [*compared.verdicts, *compared.notes, *([wider] if left_out else [])]:
+def show_comparison(compared: Comparison, explain: bool = False) -> None:
+    """Print a short table and two lines on it, or all columns, verdicts and notes."""
+    if explain:
+        show_columns(compared.rendered())
+        remarks = [*compared.verdicts, *compared.notes]
+    else:
+        names = ("accuracy", "gain", "verdict", "seeds")
+        show_columns(in_short(compared.table, names, compared.against))
+        more = len(compared.verdicts) + len(compared.notes)
+        remarks = [*compared.remarks, f"--explain prints all columns, and {more} remarks."]
+    for remark in remarks:
         say_paragraph(f"- {remark}")
 
 
@@ -41,19 +44,6 @@ def show_columns(rows: pd.DataFrame) -> None:
         say("")
         _show(_block(names, cells, start, end))
         start = end
-
-
-def fitting(text: pd.DataFrame, width: int, against: str = REFERENCE) -> pd.DataFrame:
-    """Return a rendered table without the columns that do not fit.
-
-    The width is in characters; headings name what methods are compared with.
-    """
-    optional = [column for column in COLUMNS.values() if column.left_out]
-    for column in sorted(optional, key=lambda column: column.left_out):
-        if _width(text) <= width:
-            break
-        text = text.drop(columns=column.heading_over(against), errors="ignore")
-    return text
 
 
 def _block(names: pd.DataFrame, cells: pd.DataFrame, start: int, end: int) -> pd.DataFrame:

@@ -40,17 +40,8 @@ class KTpFLClient(SoftPredictionClient):
     def distill(self, teacher: Tensor, server_round: int) -> float:
         """Distill from the teacher for R epochs on the last round's public subset (Eq. 6).
 
-        Parameters
-        ----------
-        teacher : Tensor
-            Shape (P, K), rows on the simplex.
-        server_round : int
-            The current round. The teacher belongs to the previous one.
-
-        Returns
-        -------
-        float
-            Mean distillation loss over all samples seen.
+        The teacher (P, K) has rows on the simplex, and belongs to the round before `server_round`.
+        Return the mean distillation loss over all samples seen.
         """
         images = self.session.public_images(server_round - 1)
         return self.distill_on(images, teacher, server_round)

@@ -60,11 +60,9 @@ class Request:
     def read(cls, arrays: Arrays, config: Mapping[str, Any]) -> "Request":
         """Read a message from its arrays and its config.
 
-        Raises
-        ------
-        PolicyError
-            If the id of the run is not made of hexadecimal digits. As a name of a folder, it would
-            lead elsewhere. Also if the round is below 1: a memory counts as that of a round.
+        Raises `PolicyError` if the id of the run is not made of hexadecimal digits. As a name of a
+        folder, it would lead elsewhere. Also if the round is below 1: a memory counts as that of a
+        round.
         """
         run_id = str(config.get("run-id", ""))
         if run_id and not re.fullmatch("[0-9a-f]+", run_id):
@@ -132,10 +130,7 @@ class TrainReply:
 def require_reply(reply: object, client: type) -> None:
     """Refuse what a client's `train` returned if it is no `TrainReply`.
 
-    Raises
-    ------
-    TypeError
-        With one sentence.
+    Raises `TypeError` with one sentence.
     """
     name = f"{client.__qualname__}.train"
     if isinstance(reply, TrainReply):

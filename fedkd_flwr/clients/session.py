@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import cached_property, lru_cache
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from fedkd_flwr.clients.evaluating import (
     MethodClient,
     exported_model,
 )
+from fedkd_flwr.clients.gate import leaving
 from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
 from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.clients.policy import has_noise
 from fedkd_flwr.clients.remembered import Remembered
 from fedkd_flwr.clients.safeguard import GROUPS, LOCAL, Safeguard, run_of_private_model
 from fedkd_flwr.config import RunConfig
@@ -58,7 +60,7 @@ from fedkd_flwr.training.loop import Batch, seeded
 from strategies.core.counts import EvaluatedModel, metrics_of
 from strategies.core.evaluations import DISTILLATION, read_evaluation
 from strategies.core.flower import log
-from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
+from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS, TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.versions import as_sent
 
@@ -135,14 +137,15 @@ class Session:
                 reply, counts = self._trained(request)
             with self._seeded(request.phase, server_round):
                 self._train_alone()
-            counts[GRADIENT_STEPS.name] = self.gradient_steps.taken
+            counts |= {GRADIENT_STEPS.name: self.gradient_steps.taken, **self.local.spent_privacy()}
             self.save()
             self._remembered.note_round(request)
             evaluation = TrainReply()
             if request.evaluate and self.run.method.record.evaluates_trained_model:
                 evaluation = self.evaluate_model({}, server_round)
             self.keep()
-        return self._leaving(reply, counts, evaluation)
+        metrics = {**reply.metrics, **counts, **evaluation.metrics}
+        return self._leaving(TrainReply(reply.arrays, metrics, evaluation.answers))
 
     def _serve_distillation(self, request: Request) -> TrainReply:
         """Count what the next round would begin with. Nothing is kept."""
@@ -153,28 +156,22 @@ class Session:
             reply = self.client.train(request.arrays, next_round, request.phase)
         self._export_distilled(request.server_round)
         counts = {name: v for name, v in reply.metrics.items() if name in OF_DISTILLED}
-        return self._leaving(None, counts, TrainReply())
+        return self._leaving(TrainReply(metrics=counts))
 
     def serve_evaluation(self, request: Request) -> TrainReply:
         """Serve an evaluation message. Nothing is kept."""
         self.request, self._stored_state = request, None
         self._remembered.recall(request, request.server_round + 1)
-        evaluation = self.evaluate_model(request.arrays, request.server_round)
-        return self._leaving(None, {}, evaluation)
+        return self._leaving(self.evaluate_model(request.arrays, request.server_round))
 
-    def _leaving(
-        self, trained: TrainReply | None, counts: Mapping[str, float], evaluation: TrainReply
-    ) -> TrainReply:
+    def _leaving(self, reply: TrainReply) -> TrainReply:
         """Return what leaves the client; arrays and metrics leave it nowhere else."""
-        arrays: Arrays = {}
-        metrics: dict[str, float] = {}
-        if trained is not None:
-            arrays, metrics = trained.arrays, dict(trained.metrics)
-            self.local.limit_metrics(metrics)
-        metrics |= counts
-        if self.policy.allow_counts:
-            metrics |= evaluation.metrics
-        return TrainReply(arrays, metrics, evaluation.answers)
+        noisy = has_noise(self.run, self.settings)
+        left = leaving(reply, self.run, self.data.classes, self.policy, noisy)
+        loss = reply.metrics.get(TRAIN_LOSS.name)
+        if loss is not None and TRAIN_LOSS.name not in left.metrics and not noisy:
+            log(INFO, "Client %d: training loss %.4f", self.partition_id, loss)
+        return left
 
     def _trained(self, request: Request) -> tuple[TrainReply, dict[str, float]]:
         """Recall and train; return the method's reply, and counts of the trained model."""
@@ -214,13 +211,11 @@ class Session:
     def evaluate(self, name: EvaluatedModel) -> dict[str, float]:
         """Count the correct predictions of the client's model as it is, as metrics of this name.
 
-        Empty if the method does not evaluate this model, in the training of a round without
-        evaluation, and where the node withholds counts.
+        Empty if the method does not evaluate this model, and in the training of a round without
+        evaluation.
         """
-        is_due = self.request.asks_for(name)
-        if not (is_due and name in self.run.method.record.evaluates and self.policy.allow_counts):
-            return {}
-        return self._evaluating.counted(name)
+        is_counted = self.request.asks_for(name) and name in self.run.method.record.evaluates
+        return self._evaluating.counted(name) if is_counted else {}
 
     def evaluated_model(self, server_round: int) -> nn.Module:
         """Return what a method that evaluates the trained model has evaluated in a round."""
@@ -235,7 +230,7 @@ class Session:
             counts, answers = self._count(evaluated, server_round)
             metrics = {**counts, **evaluated.metrics}
             steps = self.gradient_steps.taken - taken
-            if steps and not self.policy.hides_divergence:
+            if steps:
                 metrics[FINE_TUNING_STEPS.name] = steps
             self._export(evaluated, {**read_evaluation(metrics).row, "round": server_round})
         return TrainReply({}, metrics, answers)
@@ -346,17 +341,18 @@ class Session:
     def properties(self) -> dict[str, Any]:
         """The client's identity, the sizes of its data, and hashes that are the same everywhere.
 
-        The hashes are those of the public set and of the names of the classes. Sizes that only
-        matter for results are 0 if the node withholds its counts.
+        The hashes are those of the public set and of the names of the classes. Sizes that may not
+        leave the node are 0.
         """
         data, run, own_data = self.data, self.run, self.node.data_path
-        has_results, (train, validation, test) = self.policy.allow_counts, data.sizes
+        train, validation, test = data.sizes
+        sizes: dict[str, float] = {"num-examples": train}
+        sizes |= {"test-size": test, "validation-size": validation}
         names = class_names(own_data, data.classes, run.data.label_column)
         return {
             **self.identity,
-            "num-examples": train,
-            "test-size": test if has_results else 0,
-            "validation-size": validation if has_results else 0,
+            **dict.fromkeys(sizes, 0),
+            **self._leaving(TrainReply(metrics=sizes)).metrics,
             "public-hash": hash_of_public_pool(self.data_plan),
             "classes-hash": hash_of_names(names),
             "num-clients": 0 if own_data else run.plan.num_clients,

@@ -7,8 +7,8 @@ import inspect
 import re
 import typing
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from docstring_parser import DocstringStyle, parse
@@ -21,6 +21,9 @@ from fedkd_flwr.custom_objects.importing import CustomObjectError
 from fedkd_flwr.methods import METHODS, REGISTERED, find_method
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import NoneOfTheAllowedError, SettingsGroup, kebab_case
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BOUNDS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 """Limits of a number: pydantic's class, its attribute, and the sign that is shown."""
@@ -91,6 +94,36 @@ def settings_reference(method: str = "") -> list[Section]:
     except CustomObjectError as error:
         raise ConfigError(f"{error}.") from None
     return [Section(f"Settings of {method}", _settings(kind))] if kind.flat_keys() else []
+
+
+def settings(method: str = "") -> "pd.DataFrame":
+    """Return the settings of all runs and methods, or those that one method alone has.
+
+    Parameters
+    ----------
+    method : str, optional
+        A method, such as ``kt-pfl`` or ``my_method:mine``.
+
+    Returns
+    -------
+    DataFrame
+        One row per key: ``default``, ``allowed`` and ``meaning``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such method.
+
+    Examples
+    --------
+    >>> fedkd_flwr.settings("kt-pfl").loc["kt-pfl.temperature", "default"]
+    '3.0'
+    """
+    import pandas as pd  # deferred: a run config is read without data frames
+
+    listed = [setting for section in settings_reference(method) for setting in section.settings]
+    columns = [field.name for field in fields(Setting)]
+    return pd.DataFrame(listed, columns=columns).set_index("key")
 
 
 def _common_sections() -> list[Section]:

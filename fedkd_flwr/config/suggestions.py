@@ -24,7 +24,10 @@ COMMON_WORDS = {
 }
 """Common names of settings that have another name here."""
 
-OPTIONS = ("allow-code", "engine", "federation-config", "per-client", "save-models", "verbose")
+OPTIONS = (
+    "allow-code", "engine", "federation-config", "per-client", "save-models", "verbose",
+    "with-local",
+)  # fmt: skip
 """Options of ``fedkd run`` that are no settings."""
 
 

@@ -122,10 +122,10 @@ def find_sweep(name: str | Path) -> Path | None:
     return _find(name, shipped_folder() / SWEEPS) or find_preset(name)
 
 
-def close_names(name: str | Path, known: list[str]) -> str:
+def close_names(name: str | Path, known: list[str], what: str = "presets") -> str:
     """Return a clause that suggests similar names, or how to list all names."""
     close = difflib.get_close_matches(str(name).removesuffix(".toml"), known, n=3)
-    return f"did you mean {either(close)}?" if close else "`fedkd list presets` shows them."
+    return f"did you mean {either(close)}?" if close else f"`fedkd list {what}` shows them."
 
 
 def _find(name: str | Path, folder: Path) -> Path | None:

@@ -52,6 +52,11 @@ def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
     ------
     ConfigError, DataError, CustomObjectError
         If a value is no such object; in one sentence.
+
+    Examples
+    --------
+    >>> fedkd_flwr.name_objects({"models": sklearn.ensemble.RandomForestClassifier})
+    {'models': 'sklearn.ensemble._forest:RandomForestClassifier'}
     """
     names: dict[str, Any] = {}
     named = {key: _named(key, value, names) for key, value in flatten(settings).items()}
@@ -172,6 +177,13 @@ def register(
     ------
     CustomObjectError
         With one sentence, if an argument is invalid.
+
+    Examples
+    --------
+    >>> from fedkd_flwr.clients.parameters import ParameterClient
+    >>> from strategies.fedper import FedPer
+    >>> mine = fedkd_flwr.register("mine", FedPer, ParameterClient)
+    >>> run = fedkd_flwr.run(strategy=mine, models="mlp", num_clients=3, num_server_rounds=1)
     """
     from fedkd_flwr.clients.base import PersonalClient  # deferred: it loads PyTorch
 

@@ -10,9 +10,11 @@ from fedkd_flwr.config.toml_files import upon_preset
 from fedkd_flwr.custom_objects.naming import name_objects
 from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE, forget_changed_folders
 from fedkd_flwr.engines.in_process import check_in_process, run_in_process
+from fedkd_flwr.engines.round_bar import Progress, observer_of, saying_how_to_go_on
 from fedkd_flwr.engines.simulation import check_simulation, run_simulation
 from fedkd_flwr.runs import (
     Run,
+    RunDirectory,
     absolute,
     default_run_directory,
     load_run,
@@ -22,7 +24,7 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.recorded import require_same_objects
 from fedkd_flwr.server_app import check_run
-from strategies.core.rounds import Observer, OnRound, RowObserver
+from strategies.core.rounds import Observer, OnRound
 from strategies.core.settings_groups import kebab_case
 
 
@@ -32,6 +34,7 @@ def run(
     engine: str = "in-process",
     output_dir: str | Path | None = None,
     on_round: OnRound | None = None,
+    progress: Progress = "auto",
     **settings: Any,
 ) -> Run:
     """Run a method and return the finished run.
@@ -47,6 +50,8 @@ def run(
         The run directory; a new one under ``./runs`` if left out.
     on_round : callable, optional
         Is called with each finished round's row.
+    progress : bool or "auto"
+        Whether to show a bar over the rounds; by default in notebooks and on terminals.
     **settings
         Further run config values, with underscores for dashes; names with dots through a
         dictionary, ``**{"kt-pfl.rho": 0.7}``. Python objects are accepted where names are, as
@@ -61,6 +66,12 @@ def run(
     ------
     ConfigError, DataError, RunDirectoryError
         In one sentence, before any client works.
+
+    Examples
+    --------
+    >>> run = fedkd_flwr.run(strategy="kt-pfl", models="mlp", num_clients=3, num_server_rounds=2)
+    >>> len(run.rounds)
+    2
     """
     find_engine(engine)
     values = name_objects(_kebab(settings))
@@ -70,33 +81,46 @@ def run(
         values = upon_preset(preset, values)
     if output_dir is not None:
         values["output-dir"] = str(output_dir)
-    return run_configuration(read_config(values), engine, on_round)
+    return run_configuration(read_config(values), engine, on_round, progress)
 
 
 def run_configuration(
-    configuration: Configuration, engine: str = "in-process", on_round: OnRound | None = None
+    configuration: Configuration,
+    engine: str = "in-process",
+    on_round: OnRound | None = None,
+    progress: Progress = False,
 ) -> Run:
     """Run a method by a run config that was read before; see `run`."""
     _read_changed_folders_again(configuration)
     configuration = resolve_output(configuration, Path.cwd() / "runs")
     check_run(configuration)
-    return find_engine(engine)(configuration, RowObserver(on_round) if on_round else None)
+    return _followed(configuration, engine, on_round, progress)
+
+
+def _followed(
+    configuration: Configuration, engine: str, on_round: OnRound | None, progress: Progress
+) -> Run:
+    """Run a method; a Ctrl-C says what the stopped run is good for."""
+    with saying_how_to_go_on(configuration):
+        return find_engine(engine)(configuration, observer_of(configuration, progress, on_round))
 
 
 def resume(
-    path: str | Path,
+    run: Run | str | Path,
     *,
     engine: str = "in-process",
     on_round: OnRound | None = None,
     allow_code: str | Iterable[str] = (),
+    progress: Progress = "auto",
+    stop: bool = False,
     **settings: Any,
 ) -> Run:
     """Continue a stopped run, or extend a finished one, and return the finished run.
 
     Parameters
     ----------
-    path : str or Path
-        The run directory; it may have been moved.
+    run : Run, str or Path
+        The run or its directory, which may have been moved.
     engine : str
         ``in-process`` or ``simulation``.
     on_round : callable, optional
@@ -104,6 +128,10 @@ def resume(
     allow_code : str or iterable of str
         Code that the run's config may name, see `fedkd_flwr.load_run`. Code in `settings` may be
         named in any case.
+    progress : bool or "auto"
+        As of `run`.
+    stop : bool
+        End a stopped run after its last complete round instead; it then counts as finished.
     **settings
         Run config values that change, with underscores for dashes: ``num_server_rounds=40``
         extends it to 40 rounds. See `fedkd_flwr.runs.continuing.MAY_CHANGE` for those that may.
@@ -113,12 +141,22 @@ def resume(
     ------
     ConfigError, DataError, RunDirectoryError
         In one sentence, before any client works.
+
+    Examples
+    --------
+    >>> longer = fedkd_flwr.resume("runs/first", num_server_rounds=3)
+    >>> len(longer.rounds)
+    3
     """
-    start = find_engine(engine)
+    find_engine(engine)
+    path = run.path if isinstance(run, Run) else run
     configuration = resumed(path, name_objects(_kebab(settings)), allow_code)
+    if stop:
+        directory, _ = RunDirectory.reopen(Path(configuration.run.output_dir), configuration)
+        return directory.finish()
     _read_changed_folders_again(configuration)
     check_run(configuration)
-    return start(configuration, RowObserver(on_round) if on_round else None)
+    return _followed(configuration, engine, on_round, progress)
 
 
 def _read_changed_folders_again(configuration: Configuration) -> None:
@@ -150,14 +188,9 @@ def with_natural_clients(configuration: Configuration) -> Configuration:
     if plan.num_clients or data.partition not in (BY_COLUMN, BY_FILE):
         return configuration
     _read_changed_folders_again(configuration)
-    # Deferred: Arrow is loaded for tables, and PyTorch for files.
-    if data.partition == BY_FILE:
-        from fedkd_flwr.data.by_file import num_clients_in
+    from fedkd_flwr.data.natural_split import owners_of  # deferred: it loads PyTorch
 
-        return configuration.with_clients(num_clients_in(data))
-    from fedkd_flwr.data.by_column import client_values
-
-    return configuration.with_clients(len(set(client_values(data).tolist())))
+    return configuration.with_clients(len(owners_of(data).names))
 
 
 def resumed(

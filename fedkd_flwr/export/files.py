@@ -223,6 +223,12 @@ def load_model(
     ValueError
         If the model is a custom one and `builder` is left out, if the file has other tensors
         than the model, or types that are not trusted.
+
+    Examples
+    --------
+    >>> model = fedkd_flwr.load_model("runs/first/models/0.safetensors")
+    >>> model(torch.zeros(1, 1, 28, 28)).shape
+    torch.Size([1, 10])
     """
     weights = Path(path).expanduser()
     card = read_card(weights)

@@ -38,6 +38,11 @@ def build_model(
     ValueError
         If the name is unknown, the model does not take the shape, there are fewer than two
         classes, or a custom model does not meet the requirements of `build_custom_model`.
+
+    Examples
+    --------
+    >>> fedkd_flwr.build_model("mlp", (1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
     """
     try:
         model_name(name)

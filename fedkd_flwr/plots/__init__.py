@@ -15,6 +15,7 @@ from fedkd_flwr.plots.methods import (
     plot_gain_with_safeguard,
     plot_mean_gain,
     plot_ranks,
+    plot_run,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "plot_mean_gain",
     "plot_partition",
     "plot_ranks",
+    "plot_run",
     "plot_sharing",
     "save_figures",
 ]

@@ -21,6 +21,7 @@ from fedkd_flwr.analysis.figures import (
     gains_with_safeguard,
     line_styles,
     pareto_front,
+    run_title,
 )
 from fedkd_flwr.plots.axes import (
     FIGURE_WIDTH,
@@ -30,6 +31,7 @@ from fedkd_flwr.plots.axes import (
     legend_below,
     new_figure,
 )
+from fedkd_flwr.runs import Run
 
 GRAY = "#888888"
 """Color of gains without the safeguard, and of methods off the Pareto front."""
@@ -64,13 +66,26 @@ def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
     return figure
 
 
+def plot_run(run: Run) -> Figure:
+    """Plot mean accuracy over rounds, with a band from the worst to the best client."""
+    rows = run.rounds.dropna(subset="accuracy_mean")
+    figure, axes = new_figure("Round", "Accuracy of clients")
+    in_percent(axes.yaxis)
+    axes.plot(rows["round"], rows["accuracy_mean"], color=COLORS[0], marker="o", label="mean")
+    axes.fill_between(
+        rows["round"], rows["accuracy_min"], rows["accuracy_max"],
+        color=COLORS[0], alpha=0.14, lw=0, label="worst to best",
+    )  # fmt: skip
+    axes.set_title(run_title(run), fontsize="medium")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
+    return figure
+
+
 def plot_mean_gain(comparison: Comparison) -> Figure:
     """Plot each method's mean gain over the reference: a dot per seed, and the 95% interval.
 
-    Raises
-    ------
-    ValueError
-        If there is no run of the reference with the seed of another run.
+    Raises `ValueError` if there is no run of the reference with the seed of another run.
     """
     shown, against = _gains(comparison), comparison.against
     figure, axes = new_figure(f"Gain in mean accuracy over {against}, in points", "")
@@ -88,10 +103,7 @@ def plot_mean_gain(comparison: Comparison) -> Figure:
 def plot_gain_over_local(comparison: Comparison) -> Figure:
     """Plot each client's gain in accuracy over the reference, one point per client and seed.
 
-    Raises
-    ------
-    ValueError
-        If there is no run of the reference with the seed of another run.
+    Raises `ValueError` if there is no run of the reference with the seed of another run.
     """
     shown, against = _gains(comparison), comparison.against
     figure, axes = new_figure(f"Gain in accuracy over {against}, in points", "")
@@ -112,10 +124,7 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
 def plot_gain_with_safeguard(comparison: Comparison) -> Figure:
     """Plot each client's gain over its private model, without and with the safeguard.
 
-    Raises
-    ------
-    ValueError
-        If no run has a safeguard.
+    Raises `ValueError` if no run has a safeguard.
     """
     shown = gains_with_safeguard(comparison)
     if not shown:
@@ -153,12 +162,8 @@ def plot_gain_against_bytes(comparison: Comparison) -> Figure:
     """Plot each method's mean gain over the reference against the bytes of a run.
 
     A line joins the Pareto front, whose methods are named: no other method gains as much with as
-    few bytes. The other methods are gray.
-
-    Raises
-    ------
-    ValueError
-        If no method with a gain exchanges anything.
+    few bytes. The other methods are gray. Raises `ValueError` if no method with a gain exchanges
+    anything.
     """
     shown, reference = gains_with_cost(comparison), comparison.against
     if shown.empty:
@@ -189,10 +194,7 @@ def plot_gain_against_bytes(comparison: Comparison) -> Figure:
 def plot_ranks(across: Across) -> Figure:
     """Plot mean ranks; a bar joins methods that the Nemenyi test does not show to differ.
 
-    Raises
-    ------
-    ValueError
-        If there are fewer than three methods.
+    Raises `ValueError` if there are fewer than three methods.
     """
     if across.pairs.empty:
         raise ValueError("A critical-difference diagram needs at least three methods.")

@@ -7,9 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from itertools import product
 from logging import WARNING
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +34,9 @@ from strategies.core.pair_matrix import STARTS, whole_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
+    from torch import nn
 
 Types = Mapping[str, type | tuple[type, ...]]
 """Names and types that a JSON object must hold."""
@@ -44,6 +49,9 @@ RUN_ID = re.compile("[0-9a-f]*")
 
 MATRICES = "matrices"
 """Folder with a file for each matrix of the method."""
+
+MODELS_OF_CLIENTS = "fedkd_flwr.analysis.client_models"
+"""What rebuilds the models of a run."""
 
 OF_EVERY_RUN = ("rounds", "clients", EVALUATIONS)
 """Tables that every run has; the last one since version 0.2."""
@@ -205,6 +213,95 @@ class Run:
         """The names of the method's matrices, in alphabetical order."""
         names = (file.stem for file in (self.path / MATRICES).glob("*.npy"))
         return sorted(name for name in names if not name.endswith(STARTS))
+
+    # What follows needs the rest of the package, which reads runs.
+
+    def model(self, partition_id: int) -> "nn.Module":
+        """Return the personalized model of a client at the end, in evaluation mode.
+
+        It is read from the run's ``models-dir``, or from the client's stored state where clients
+        keep the evaluated model. Raises `RunDirectoryError` if there is none, `ValueError` if there
+        is no such client.
+
+        Examples
+        --------
+        >>> model = fedkd_flwr.load_run("runs/first").model(0)
+        >>> data = fedkd_flwr.client_data(fedkd_flwr.load_run("runs/first"), 0)
+        >>> model(data.test_images).shape == (len(data.test_labels), 10)
+        True
+        """
+        model: nn.Module = resolve_name(f"{MODELS_OF_CLIENTS}:client_model")(self, partition_id)
+        return model
+
+    def predict(self, partition_id: int, samples: "ArrayLike") -> NDArray[np.int64]:
+        """Return the classes, shape (n,), that a client's model gives to new samples.
+
+        Samples are as they are before scaling: uint8 images (n, channels, height, width), the
+        channel optional in gray ones, or the numbers of a table. Errors are those of `model`, and
+        `ValueError` for another shape.
+
+        Examples
+        --------
+        >>> blank = np.zeros((2, 28, 28), dtype=np.uint8)
+        >>> fedkd_flwr.load_run("runs/first").predict(0, blank).shape
+        (2,)
+        """
+        of_clients = resolve_name(f"{MODELS_OF_CLIENTS}:predict")
+        classes: NDArray[np.int64] = of_clients(self, partition_id, samples)
+        return classes
+
+    def soft_predictions(self) -> NDArray[np.float32]:
+        """Return what each client's final model predicts on the public samples.
+
+        Shape (clients, samples, classes), at temperature 1. Errors are those of `model`.
+        """
+        predicted: NDArray[np.float32] = resolve_name(f"{MODELS_OF_CLIENTS}:soft_predictions")(self)
+        return predicted
+
+    @property
+    def coefficients(self) -> "pd.DataFrame":
+        """The method's matrix after the last round, receivers in rows and givers in columns.
+
+        Clients have their names, or else their partition-ids. Raises `ValueError` for a method
+        without such a matrix.
+        """
+        import pandas as pd
+
+        square = {
+            name: rounds[-1]
+            for name, rounds in self.matrices.items()
+            if rounds.ndim == 3 and rounds.shape[1] == rounds.shape[2]
+        }
+        if not square:
+            raise ValueError(f"{self.config['strategy']} has no matrix of receivers and givers.")
+        matrix = square.get("coefficients", next(iter(square.values())))
+        known = {row["partition_id"]: row["name"] for row in self.client_rows if row.get("name")}
+        names = [known.get(n, n) for n in range(len(matrix))]
+        named = pd.DataFrame(matrix, index=names, columns=names)
+        return named.rename_axis(index="receiver", columns="giver")
+
+    def plot(self) -> "Figure":
+        """Draw the mean accuracy over rounds, and the spread over clients."""
+        figure: Figure = resolve_name("fedkd_flwr.plots:plot_run")(self)
+        return figure
+
+    def _repr_html_(self) -> str:
+        """Return a card for notebooks: method, data, split, last accuracy, worst client, path."""
+        config, rows = self.config, self.round_rows
+        last = next((row for row in reversed(rows) if row["accuracy_mean"] is not None), None)
+        shares = {"accuracy": "accuracy_mean", "worst client": "accuracy_min"}
+        state = "" if self.finished else ", not finished"
+        card = {
+            "method": config["strategy"],
+            "data": config.get("dataset", ""),
+            "split": f"{config.get('partition', '')}, seed {config['seed']}",
+            "clients": config["num-clients"],
+            "rounds": f"{len(rows)} of {config['num-server-rounds']}{state}",
+            **{name: f"{last[key]:.1%}" for name, key in shares.items() if last},
+            "path": self.path,
+        }
+        cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in card.items())
+        return f"<table>{''.join(cells)}</table>"
 
     @property
     def finished(self) -> bool:
@@ -370,6 +467,12 @@ def load_run(path: str | Path, allow_code: str | Iterable[str] = ()) -> Run:
         If there is no run.
     DamagedRunError
         If a file of it cannot be read.
+
+    Examples
+    --------
+    >>> run = fedkd_flwr.load_run("runs/first")
+    >>> run.coefficients.shape
+    (3, 3)
     """
     directory = absolute(path)
     if not (directory / "config.json").exists():

@@ -1,7 +1,8 @@
-"""Sweeps: many runs from one TOML file, which can be stopped and continued."""
+"""Sweeps: many runs from one TOML file or Python values, which can be stopped and continued."""
 
 from fedkd_flwr.sweeps.folder import sweep_folder
 from fedkd_flwr.sweeps.grid import grid_values, read_sweep, run_name
+from fedkd_flwr.sweeps.in_python import sweep
 from fedkd_flwr.sweeps.running import SweepProgress, run_sweep
 
 __all__ = [
@@ -10,5 +11,6 @@ __all__ = [
     "read_sweep",
     "run_name",
     "run_sweep",
+    "sweep",
     "sweep_folder",
 ]

@@ -86,8 +86,11 @@ def read_sweep(
         twin = configurations.setdefault(run_name(configuration), configuration)
         if twin is not configuration:
             _require_same_place(path, twin, configuration)
-    _log_unread(path, configurations.values())
-    _log_ignored(ignored)
+    unread_by = [configuration.unread for configuration in configurations.values()]
+    if by_nobody := [key for key in unread_by[0] if all(key in keys for keys in unread_by)]:
+        log(WARNING, "No run of the sweep %s reads %s: ignored.", path, ", ".join(by_nobody))
+    if ignoring := [f"{name} ignores {', '.join(keys)}" for name, keys in ignored.items() if keys]:
+        log(INFO, "Methods ignore the settings of others: %s.", "; ".join(ignoring))
     return select_runs(path, configurations, only) if only else configurations
 
 
@@ -100,11 +103,11 @@ def select_runs(
     `ConfigError` if no run has such a setting, or none is wanted.
     """
     read = {name: _read_settings(run) for name, run in configurations.items()}
+    known = {key for own in read.values() for key in own}
     wanted = {
-        key: [values] if isinstance(values, Scalar) else list(values)
+        key: _alternatives([values] if isinstance(values, Scalar) else values, key, configurations)
         for key, values in only.items()
     }
-    known = {key for own in read.values() for key in own}
     if unknown := [key for key in only if key not in known]:
         raise ConfigError(f"The runs of the sweep {path} have no setting {', '.join(unknown)}.")
     selected = {
@@ -113,14 +116,30 @@ def select_runs(
         if all(_has(configuration, read[name], key, values) for key, values in wanted.items())
     }
     if not selected:
-        there = {
+        choices = {
             key: dict.fromkeys(own[key] for own in read.values() if key in own) for key in only
         }
         raise ConfigError(
             f"The sweep {path} has no run with {_in_words(wanted)}; its runs have "
-            f"{_in_words(there)}."
+            f"{_in_words(choices)}."
         )
     return selected
+
+
+def _alternatives(
+    values: Iterable[Scalar], key: str, configurations: Mapping[str, Configuration]
+) -> list[Scalar]:
+    """Return wanted values, ``local,kt-pfl`` as two; a list of models that a run has is one."""
+
+    def is_one(value: Scalar) -> bool:
+        if not isinstance(value, str) or "," not in value:
+            return True
+        runs = configurations.values()
+        return any(_has(run, _read_settings(run), key, [value]) for run in runs)
+
+    return [
+        part for value in values for part in ([value] if is_one(value) else str(value).split(","))
+    ]
 
 
 def _has(
@@ -210,7 +229,7 @@ def sweep_file(name: str | Path) -> Path:
     """Return the file of a sweep, which may be named by what it is called in the project."""
     file = find_sweep(name)
     if file is None:
-        raise ConfigError(f"There is no sweep {name}; {close_names(name, sweep_names())}")
+        raise ConfigError(f"There is no sweep {name}; {close_names(name, sweep_names(), 'sweeps')}")
     return file
 
 
@@ -284,19 +303,6 @@ def _log_overrides(
             settings[name],
             path,
         )
-
-
-def _log_unread(path: Path, configurations: Iterable[Configuration]) -> None:
-    """Log once which settings no run reads."""
-    by_run = [configuration.unread for configuration in configurations]
-    if unread := [key for key in by_run[0] if all(key in keys for keys in by_run)]:
-        log(WARNING, "No run of the sweep %s reads %s: ignored.", path, ", ".join(unread))
-
-
-def _log_ignored(ignored: Mapping[str, Collection[str]]) -> None:
-    """Log in one line which methods ignore settings that are varied or of a custom method."""
-    if ignoring := [f"{name} ignores {', '.join(keys)}" for name, keys in ignored.items() if keys]:
-        log(INFO, "Methods ignore the settings of others: %s.", "; ".join(ignoring))
 
 
 def _require_same_place(path: Path, one: Configuration, other: Configuration) -> None:

@@ -152,7 +152,7 @@ def run_sweep(
     engine : str
         ``in-process`` or ``simulation``.
     on_run : callable, optional
-        Is called when a run starts and when it ends.
+        Is called when a run starts and when it ends; by default a failure is a warning.
     settings : mapping, optional
         Settings of every run; they override the file. With a ``models-dir``, each run has its own
         folder in it.
@@ -179,6 +179,11 @@ def run_sweep(
     ------
     ConfigError, DataError, RunDirectoryError
         Before any run starts.
+
+    Examples
+    --------
+    >>> len(fedkd_flwr.run_sweep("two.toml"))
+    2
     """
     engines.find_engine(engine)
     read = read_sweep(path, settings)
@@ -194,7 +199,7 @@ def run_sweep(
     if cpus_per_run or jobs > 1:
         cpus_per_run = cpus_per_run or max(1, *(run.threads for run in planned))
         planned = [run.with_threads(cpus_per_run) for run in planned]
-    tell = on_run or (lambda progress: None)
+    tell = on_run or _warn_of_failure
     listen = on_round or (lambda name, row: None)
     finished: dict[str, Run] = {}
 
@@ -220,7 +225,7 @@ def run_sweep(
             yield begun
 
     if jobs == 1:
-        ended = _one_by_one(to_do(), listen)
+        ended = ((run, attempt(run, partial(listen, run.name))) for run in to_do())
     else:
         ended = _in_parallel(to_do(), jobs, cpus_per_run, gpus_per_run, listen)
     with closing(ended):
@@ -231,6 +236,11 @@ def run_sweep(
                 finished[run.name] = load_run(run.path, names_of_code(run.values))
                 tell(run.progress("finished", finished[run.name]))
     return [finished[run.name] for run in planned if run.name in finished]
+
+
+def _warn_of_failure(progress: SweepProgress) -> None:
+    if progress.state == "failed":
+        log(WARNING, "%s failed: %s", progress.label, progress.error)
 
 
 def _require_writable_folders(folder: Path, configurations: Iterable[Configuration]) -> None:
@@ -278,12 +288,6 @@ def _continued(run: SweepRun, on_round: OnRound | None) -> bool:
         move_aside(run.path)
         return False
     return True
-
-
-def _one_by_one(runs: Iterable[SweepRun], listen: SweepListener) -> EndedRuns:
-    """Do runs in this process."""
-    for run in runs:
-        yield run, attempt(run, partial(listen, run.name))
 
 
 def _in_parallel(

@@ -8,10 +8,12 @@ model and what the client would deploy (*deployed*).
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Literal, get_args
 
 from strategies.core.client_info import ClientInfo
+from strategies.core.declarations import Data
 from strategies.core.replies import LARGEST_LOSS, InvalidReplyError, Metric
 
 EvaluatedModel = Literal["own", "received", "trained", "distilled", "global", "private", "deployed"]
@@ -93,10 +95,11 @@ def metrics_of(models: Iterable[EvaluatedModel]) -> list[Metric]:
         correct, total, loss = (
             metric_name(model, split, name) for name in ("correct", "total", "loss")
         )
+        result = partial(Metric, averaged=False, inputs=(Data(split),), through_model=True)
         metrics += [
-            Metric(correct, averaged=False, low=0, high=LARGEST_COUNT),
-            Metric(total, averaged=False, low=split == "test", high=LARGEST_COUNT),
-            Metric(loss, averaged=False),
+            result(correct, low=0, high=LARGEST_COUNT),
+            result(total, low=split == "test", high=LARGEST_COUNT, through_model=False),
+            result(loss),
         ]
     return metrics
 

@@ -36,7 +36,7 @@ from strategies.core.optional_metrics import (
     measured_metrics,
     totals_of_classes,
 )
-from strategies.core.plan import RunPlan
+from strategies.core.plan import PlanSettings, RunPlan
 from strategies.core.replies import InvalidReplyError, Metric, Reply
 from strategies.core.safeguard import GUARDED, SAFEGUARD_METRICS, check_safeguarded
 
@@ -113,13 +113,7 @@ class Evaluations:
         self._has_distilled = "distilled" in evaluates
         self._distilled_in = 0
         self.asks_for_distilled = False
-        guarded = GUARDED if plan.safeguard.is_on else ()
-        self.metrics = (
-            *metrics_of(("own", *evaluates, *guarded)),
-            *measured_metrics(plan.measures, plan.num_classes),
-            *(SAFEGUARD_METRICS if guarded else ()),
-            FINE_TUNING_STEPS,
-        )
+        self.metrics = evaluated_metrics(plan, plan.num_classes, evaluates)
 
     def look_back(self, row: Mapping[str, Any]) -> None:
         """Note of an earlier round whether it has models after distillation.
@@ -189,6 +183,22 @@ class Evaluations:
                 if counts.model in IN_TRAINING and (self.asks_for_distilled or not is_distilled):
                     self._in_training.append(row)
         return others
+
+
+def evaluated_metrics(
+    plan: PlanSettings, classes: int, evaluates: Iterable[EvaluatedModel] = ()
+) -> tuple[Metric, ...]:
+    """Return what clients may report of models that they evaluate, with K classes.
+
+    `evaluates` are models of the method besides a client's own.
+    """
+    guarded = GUARDED if plan.safeguard.is_on else ()
+    return (
+        *metrics_of(("own", *evaluates, *guarded)),
+        *measured_metrics(plan.measures, classes),
+        *(SAFEGUARD_METRICS if guarded else ()),
+        FINE_TUNING_STEPS,
+    )
 
 
 def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evaluation:

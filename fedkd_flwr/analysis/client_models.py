@@ -1,0 +1,145 @@
+"""The clients' models of a run, from files or stored state, and what they predict."""
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError
+from torch import nn
+
+from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients.policy import TRUSTED_NODE
+from fedkd_flwr.config import Configuration
+from fedkd_flwr.custom_objects.importing import find_callable, find_custom, is_custom
+from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.export import load_model
+from fedkd_flwr.memory import InProcessContext, MemoryFolder
+from fedkd_flwr.models.custom_models import SIGNATURE
+from fedkd_flwr.models.estimators import names_estimator
+from fedkd_flwr.runs import Run, RunDirectoryError, recorded_config
+from fedkd_flwr.training.loop import computing_in, predict_logits
+
+
+def client_model(run: Run, partition_id: int) -> nn.Module:
+    """Return the personalized model of a client; see `Run.model`."""
+    configuration = recorded_config(run)
+    known = configuration.run.plan.num_clients
+    if not 0 <= partition_id < known:
+        raise ValueError(f"client {partition_id} is outside 0..{known - 1}")
+    (model,) = map(copy.deepcopy, models_of(run, configuration, clients=[partition_id]))
+    return model.eval()
+
+
+def predict(run: Run, partition_id: int, samples: ArrayLike) -> NDArray[np.int64]:
+    """Return the classes that a client's model gives to samples; see `Run.predict`."""
+    configuration = recorded_config(run)
+    plan = configuration.run.data_plan
+    data = load_client(plan, partition_id)
+    scaled = data.scaling(torch.as_tensor(np.asarray(samples)))
+    shape = data.public_images.shape[1:] if len(data.public_images) else data.train_images.shape[1:]
+    if scaled.shape[1:] == shape[1:] and shape[0] == 1:
+        scaled = scaled.unsqueeze(1)
+    if scaled.shape[1:] != shape:
+        raise ValueError(f"A sample has shape {tuple(scaled.shape[1:])}, not {tuple(shape)}.")
+    model = client_model(run, partition_id)
+    with computing_in(configuration.run.training.precision, plan.device):
+        logits = predict_logits(model.to(plan.device), scaled.to(plan.device))
+    classes: NDArray[np.int64] = logits.argmax(dim=1).cpu().numpy()
+    return classes
+
+
+def soft_predictions(run: Run) -> NDArray[np.float32]:
+    """Return what all clients' models predict on the public samples; see `Run.soft_predictions`."""
+    configuration = recorded_config(run)
+    plan = configuration.run.data_plan
+    public = load_client(plan, 0).public_images
+    with computing_in(configuration.run.training.precision, plan.device):
+        rows = [
+            torch.softmax(predict_logits(model.to(plan.device), public).float(), dim=1).cpu()
+            for model in models_of(run, configuration)
+        ]
+    predictions: NDArray[np.float32] = torch.stack(rows).numpy()
+    return predictions
+
+
+def models_of(
+    run: Run,
+    configuration: Configuration,
+    models_dir: str = "",
+    clients: Iterable[int] | None = None,
+) -> Iterator[nn.Module]:
+    """Yield the models of some clients, by default all, from files or the stored state.
+
+    A model is valid until the next one is requested.
+    """
+    folder = models_dir or configuration.run.models_dir
+    clients = range(configuration.run.plan.num_clients) if clients is None else clients
+    if not folder:
+        yield from _models_from_state(run, configuration, clients)
+        return
+    for n in clients:
+        yield _exported_model(Path(folder).expanduser() / f"{n}.safetensors", run, configuration)
+
+
+def _exported_model(file: Path, run: Run, configuration: Configuration) -> nn.Module:
+    """Read an exported model and check that it belongs to the run."""
+    try:
+        card = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        model = load_model(file, _custom_builders(card, configuration))
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise RunDirectoryError(f"{file} is not an exported model ({error}).") from None
+    of_model = {name: card.get(name) for name in ("strategy", "dataset", "partition", "seed")}
+    of_run = {name: run.config.get(name) for name in of_model}
+    if of_model != of_run:
+        raise RunDirectoryError(
+            f"{file} is from another run ({of_model}) than {run.path.name} ({of_run}); give the "
+            "folder of the run's models with --models-dir."
+        )
+    return model
+
+
+def _custom_builders(card: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
+    """Return the builders of the custom models of a card, if the run's settings name them.
+
+    A model file may come from an untrusted source, so its card alone must not import code.
+    """
+    named = {*configuration.run.models.models, getattr(configuration.settings, "shared_model", "")}
+    return {
+        name: find_custom(name) if names_estimator(name) else find_callable(name, SIGNATURE)
+        for name in map(str, (card["model"], card.get("shared-model", "")))
+        if is_custom(name) and name in named
+    }
+
+
+def _models_from_state(
+    run: Run, configuration: Configuration, clients: Iterable[int]
+) -> Iterator[nn.Module]:
+    """Yield the models from the clients' stored state, as they were evaluated."""
+    record = configuration.run.method.record
+    rounds = len(run.round_rows)
+    export = "run again with models-dir=FOLDER (a sweep with --save-models)"
+    for n in clients:
+        client = build_client(
+            InProcessContext(configuration, 0, {"partition-id": n, **TRUSTED_NODE})
+        )
+        if not (record.evaluates_trained_model and client.keeps_model):
+            raise RunDirectoryError(
+                f"{run.path.name} has no exported models, and clients of "
+                f"{configuration.run.strategy} do not store the evaluated model; {export}."
+            )
+        session = client.session
+        folder = session.node.memory_folder(run.run_id)
+        memory = MemoryFolder(folder).read(rounds + 1) if folder else None
+        if memory is None:
+            raise RunDirectoryError(
+                f"{run.path.name} has neither exported models nor stored state of client {n}; "
+                f"{export}."
+            )
+        session.memory.replace(memory)
+        yield session.evaluated_model(rounds)
+        session.close()
