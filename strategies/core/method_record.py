@@ -122,6 +122,7 @@ class MethodRecord:
         Models that are evaluated besides a client's own, see `strategies.core.counts`: ``trained``,
         the model after local training, for methods that evaluate the one that the server sends
         afterwards; ``received``, the model before it, for methods that evaluate the trained one;
+        ``distilled``, for methods whose clients distill at the start of a round;
         ``global``, for methods whose clients keep another. Empty where clients are not sent a
         model that replaces theirs.
     sends : tuple of Sent
