@@ -14,6 +14,7 @@ from torch import Tensor, nn, stack
 import fedkd_flwr
 from examples.own_fedrep import FedRepClient, body_loss, features, head_loss
 from fedkd_flwr.clients.base import Arrays, TrainReply
+from strategies.core.declarations import Sent
 from strategies.core.plan import Settings
 from strategies.core.replies import ExpectedArray, Reply
 from strategies.parameters import LibraryState, LibraryStrategy
@@ -37,7 +38,11 @@ class FedPACState(LibraryState):
 class FedPAC(LibraryStrategy):
     """Averages bodies and class means, and combines the heads anew for each client."""
 
-    record = LibraryStrategy.record.derived(settings_type=FedPACSettings, exchanged="models, means")
+    record = LibraryStrategy.record.derived(
+        settings_type=FedPACSettings,
+        exchanged="models, means",
+        sends=(*LibraryStrategy.record.sends, Sent("moments")),
+    )
 
     def begin(self, initial: Arrays) -> FedPACState:
         """Start without class means."""

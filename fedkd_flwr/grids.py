@@ -175,10 +175,8 @@ class SimulationGrid(FastPollingGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the available replies.
 
-        Raises
-        ------
-        ClientCodeError
-            If a client failed in the user's code, and the run is to stop there.
+        Raises `ClientCodeError` if a client failed in the user's code, and the run is to stop
+        there.
         """
         replies = list(super().pull_messages(message_ids))
         stop_at_reported_failures(replies)

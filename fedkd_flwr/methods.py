@@ -71,10 +71,7 @@ class MethodTable(dict[str, Method]):
     def __missing__(self, name: str) -> Method:
         """Refuse an unknown name.
 
-        Raises
-        ------
-        KeyError
-            With similar names.
+        Raises `KeyError` with similar names.
         """
         close = get_close_matches(str(name), self, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else "`fedkd list methods` shows all"

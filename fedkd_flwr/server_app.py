@@ -18,10 +18,12 @@ from fedkd_flwr.clients.session import assigned_models
 from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, Configuration, RunConfig, read_config
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.clients import check_data, client_parts, load_private
+from fedkd_flwr.data.checks import check_data
+from fedkd_flwr.data.clients import client_parts, load_private
 from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
+from fedkd_flwr.export import keep_chosen
 from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
 from fedkd_flwr.models.custom_models import require_builds
@@ -37,6 +39,7 @@ from fedkd_flwr.runs import (
     default_run_directory,
     failures_in_words,
     load_run,
+    prefers_distilled,
     require_memories,
     require_new,
     require_same_clients,
@@ -297,6 +300,8 @@ def serve(
         except (Exception, KeyboardInterrupt):
             directory.give_up()
             raise
+        if run.models_dir:
+            keep_chosen(absolute(run.models_dir), prefers_distilled(directory.run))
         finished = directory.finish()
         log(INFO, "Finished. Run directory: %s", directory.path)
         if failures := failures_in_words([finished]):

@@ -6,6 +6,7 @@ What a method writes is in `strategies.method`.
 import copy
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from logging import INFO
 from typing import Any, Self
@@ -15,9 +16,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from strategies.core.counts import of_model
 from strategies.core.current_round import CurrentRound, Round
 from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
+    DISTILLATION,
     EVALUATIONS,
     Evaluation,
     Evaluations,
@@ -142,6 +145,8 @@ class PersonalizedStrategy(Method, Strategy):
         # Without training, new clients are evaluated in the round of the other clients.
         host._enter(CurrentRound(exchange.further(rounds or server_round), grid))
         evaluations = host._evaluations_of(present, rounds or server_round) if present else {}
+        if rounds:
+            evaluations = host._with_distillation(evaluations)
         found = {n: evaluation.row for n, evaluation in evaluations.items()}
         rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, found)
         columns: dict[str, Any] = {
@@ -213,6 +218,7 @@ class PersonalizedStrategy(Method, Strategy):
     def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replay the rows of earlier rounds of a resumed run for early stopping."""
         for row in rows:
+            self.evaluations.look_back(row)
             self.plan = self._early_stopping.end_of(self.plan, row)
 
     # ---- Protocol: Flower's strategy interface ---------------------------------------
@@ -236,13 +242,15 @@ class PersonalizedStrategy(Method, Strategy):
         self.current.start_clock()
         sampled = self.sample(server_round, self.round.reachable)
         self._discard_evaluations(server_round, sampled)
+        self.evaluations.begin(server_round, self.plan)
         state = self.state_before_training(server_round, sampled)
         self.state = self._returned("state_before_training", state, State)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
         for payload in payloads.values():
             self._returned("train_payload", payload, Mapping)
         evaluate = self.plan.is_evaluated(server_round)
-        return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
+        distilled = self.evaluations.asks_for_distilled
+        return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate, distilled)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -291,6 +299,8 @@ class PersonalizedStrategy(Method, Strategy):
         counted |= self._evaluations_in(replies)
         results = self._returned("results", self.results(), Results)
         evaluated = {n: counted[n] for n in self.current.evaluated if n in counted}
+        if server_round == self.plan.num_server_rounds:
+            evaluated = self._with_distillation(evaluated)
         table = self.evaluations.rows(server_round, evaluated)
         further = {n: evaluation.columns for n, evaluation in evaluated.items()}
         clients = self.current.client_rows(self.members.clients, further)
@@ -326,6 +336,28 @@ class PersonalizedStrategy(Method, Strategy):
 
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
         return self.evaluations.read(self.current.exchange, replies, self.record.evaluation_metrics)
+
+    def _with_distillation(self, evaluations: dict[int, Evaluation]) -> dict[int, Evaluation]:
+        """Evaluate clients after distilling what the last round has taught, too.
+
+        This training is no part of the run: its steps do not count, and clients keep nothing of it.
+        """
+        # What several clients received before the training is older.
+        self.current.shared.clear()
+        payloads = {n: self.last_distillation(n) for n in evaluations}
+        payloads = {n: arrays for n, arrays in payloads.items() if arrays}
+        if not payloads:
+            return evaluations
+        exchange, read = self.current.exchange, self.evaluations
+        with self.current.timed("evaluate"):
+            messages = exchange.messages(MessageType.TRAIN, DISTILLATION, payloads, distilled=True)
+            replies = self.current.send(messages, self.plan.round_timeout)
+        valid = exchange.valid_replies(replies, lambda n: {}, read.metrics, read.check)
+        further = {n: of_model("distilled", reply.metrics) for n, reply in valid.items()}
+        return {
+            n: replace(found, counts=[*found.counts, *further.get(n, [])])
+            for n, found in evaluations.items()
+        }
 
     # ---- Steps and results of a round ------------------------------------------------
 

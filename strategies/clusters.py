@@ -45,23 +45,8 @@ def moved_centers(
 ) -> Model:
     """Move each center to the mean of its members; a center without members does not move.
 
-    Parameters
-    ----------
-    centers : dict of str to ndarray
-        Shape (c, length), by kind.
-    models : sequence of dict
-        R models.
-    labels : ndarray
-        Shape (R,), the center of each model.
-    weights : ndarray
-        Shape (R,), positive weights of the models.
-    average : callable
-        Averages models with weights.
-
-    Returns
-    -------
-    dict of str to ndarray
-        The new centers, (c, length) by kind.
+    Centers are (c, length) by kind, and so is the result. R models have labels (R,), the center of
+    each, and positive weights (R,), with which `average` averages them.
     """
     moved = {kind: rows.copy() for kind, rows in centers.items()}
     for center in np.unique(labels):
@@ -129,16 +114,9 @@ class ClusteredStrategy(ParameterStrategy):
     def moved(
         self, centers: Model, models: dict[int, Model], assigned: NDArray[np.int64]
     ) -> ClusterState:
-        """Return the state after each center has moved to the mean of its members.
+        """Return the state after each center (c, length) has moved to the mean of its members.
 
-        Parameters
-        ----------
-        centers : dict of str to ndarray
-            Shape (c, length), by kind.
-        models : dict of int to dict
-            R models, by partition-id.
-        assigned : ndarray
-            Shape (R,), the center of each model.
+        R models by partition-id; `assigned` (R,) is the center of each.
         """
         own, average = list(models.values()), AVERAGES[self.plan.mixing]
         centers = moved_centers(centers, own, assigned, self.weights_of(models), average)

@@ -57,5 +57,5 @@ class Ditto(ParameterStrategy):
         settings_type=DittoSettings,
         dp_sgd=True,
         evaluates=("global",),
-        train_metrics=(TRAIN_LOSS, Metric("personal-loss")),
+        train_metrics=(TRAIN_LOSS, Metric("personal-loss", through_model=True)),
     )

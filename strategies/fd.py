@@ -48,19 +48,10 @@ class FDSettings(Settings):
 def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:
     """Average each class over all other clients that hold it.
 
-    With ``M_k`` holders of class k and their mean F this is ``(M F[k] - F_n[k]) / (M - 1)``.
-
-    Parameters
-    ----------
-    means : ndarray
-        Shape (N, K, K), zeros where a client lacks a class.
-    holds : ndarray
-        Shape (N, K), 1 where a client holds a class, else 0.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, K, K): client, class of the sample, probability; zeros where no other holds it.
+    With ``M_k`` holders of class k and their mean F this is ``(M F[k] - F_n[k]) / (M - 1)``. Means
+    (N, K, K) are zeros where a client lacks a class, `holds` (N, K) is 1 where it holds one, else
+    0. The result (N, K, K) is by client, class of the sample, probability; zeros where no other
+    holds it.
     """
     others = holds.sum(axis=0) - holds
     sums = np.maximum(means.sum(axis=0) - means, 0)

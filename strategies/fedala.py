@@ -24,11 +24,14 @@ Differences from the paper
 - Momentum starts anew in each round, since the model is replaced.
 """
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.declarations import Data
 from strategies.core.method_record import Paper
+from strategies.core.metrics import GRADIENT_STEPS, TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import ParameterStrategy
@@ -69,4 +72,6 @@ class FedALA(ParameterStrategy):
             arxiv="2212.01197",
         ),
         settings_type=FedALASettings,
+        # The first mixture takes steps until the losses on training samples settle.
+        train_metrics=(TRAIN_LOSS, replace(GRADIENT_STEPS, inputs=(Data.TRAINING,))),
     )

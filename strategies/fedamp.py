@@ -64,17 +64,8 @@ def attention_weights(
 ) -> NDArray[np.float64]:
     """Return the weights of u: ``a A'(d_ij)`` off the diagonal, and the rest of 1 on it.
 
-    Parameters
-    ----------
-    distances : ndarray
-        d, shape (R, R), squared distances.
-    step, sigma : float
-        a and sigma; ``A'(x) = exp(-x / sigma) / sigma``.
-
-    Returns
-    -------
-    ndarray
-        Shape (R, R), rows on the simplex: receiver, giver.
+    Squared L2 distances d (R, R), step a, and ``A'(x) = exp(-x / sigma) / sigma``. The result (R,
+    R) is by receiver, giver, with rows on the simplex.
     """
     others = step * np.exp(-distances / sigma) / sigma
     np.fill_diagonal(others, 0.0)

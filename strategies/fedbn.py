@@ -16,9 +16,11 @@ Differences from the paper
 - A model without batch normalization is trained as in FedAvg.
 """
 
+from strategies.core.declarations import of_model
 from strategies.core.layer_choice import WITHOUT_BATCH_NORM, LayerChoice
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
+from strategies.core.vector_kinds import WEIGHTS
 from strategies.parameters import ParameterStrategy
 
 
@@ -34,6 +36,7 @@ class FedBN(ParameterStrategy):
             arxiv="2102.07623",
         ),
         exchanged="parameters without batch normalization",
+        sends=(of_model(WEIGHTS),),
         dp_sgd=True,
     )
 

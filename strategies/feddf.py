@@ -65,19 +65,10 @@ class FedDFSettings(Settings):
 def ensemble_logits(
     logits: dict[int, NDArray[Any]], mix: Mix = weighted_mean
 ) -> NDArray[np.float32] | None:
-    """Return the mean of the clients' finite logits, or what another rule makes of them.
+    """Return the mean of the clients' finite logits (P, K), or what another rule makes of them.
 
-    Parameters
-    ----------
-    logits : dict of int to ndarray
-        Shape (P, K), by partition-id.
-    mix : callable
-        The rule, of `strategies.core.mixing`, with equal weights.
-
-    Returns
-    -------
-    ndarray or None
-        Shape (P, K); None if no client has finite logits.
+    The rule is one of `strategies.core.mixing`, with equal weights. None if no client has finite
+    logits.
     """
     usable = [z.astype(np.float64) for z in logits.values() if np.isfinite(z).all()]
     if not usable:

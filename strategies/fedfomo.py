@@ -31,12 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Data, Sent, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
+from strategies.core.vector_kinds import BUFFERS, WEIGHTS
 from strategies.method import Results
 from strategies.parameters import LibraryState, LibraryStrategy, Model, expected_model
 
@@ -89,15 +91,7 @@ class ReceivedModels:
 
     @classmethod
     def read(cls, arrays: Arrays, kinds: Collection[str]) -> "ReceivedModels":
-        """Read the models from the result of `arrays`.
-
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            Arrays of the message.
-        kinds : collection of str
-            The kinds of vectors of a model, with at least one.
-        """
+        """Read the models, each of some kinds of vectors, from the result of `arrays`."""
         first, *_ = kinds
         positions = takewhile(lambda position: vector_name(position, first) in arrays, count())
         others = [{kind: arrays[vector_name(p, kind)] for kind in kinds} for p in positions]
@@ -114,13 +108,8 @@ def gains_of(
 ) -> NDArray[np.float64]:
     """Return ``(L(w_i) - L(w_j)) / ||w_j - w_i||`` of candidates, 0 for those that are not usable.
 
-    Parameters
-    ----------
-    loss : float
-        L(w_i). If it is not finite, the gains of candidates with a finite loss are 1.
-    losses, distances : ndarray
-        L(w_j) and ||w_j - w_i||, shape (M,). A candidate is usable if both are finite and it
-        differs from w_i.
+    Losses L(w_j) and distances have shape (M,); a candidate is usable if both are finite and it
+    differs from w_i. Where L(w_i) is not finite, the gains of candidates with a finite loss are 1.
     """
     if not np.isfinite(loss):
         return np.isfinite(losses).astype(np.float64)
@@ -141,16 +130,8 @@ def chosen_models(
 ) -> NDArray[np.intp]:
     """Return the positions of the models to send: the best ones, and some random ones.
 
-    Parameters
-    ----------
-    affinities : ndarray
-        Shape (R,), affinities of the receiving client to the candidates.
-    size : int
-        Number of models; all if there are no more.
-    epsilon : float
-        Probability that a model is drawn at random from the remaining ones.
-    generator : numpy.random.Generator
-        Source of randomness.
+    By affinities (R,) of the receiving client to the candidates; all if there are no more than
+    `size`. With probability `epsilon` a model is drawn at random from the remaining ones.
     """
     ranking = np.lexsort((generator.random(len(affinities)), -affinities))
     best = max(0, min(size, len(ranking)) - int((generator.random(size) < epsilon).sum()))
@@ -186,6 +167,12 @@ class FedFomo(LibraryStrategy):
         needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA),
         settings_type=FedFomoSettings,
         averages_parameters=False,
+        # Validation samples weigh the models from which a training starts.
+        sends=(
+            of_model(WEIGHTS, Data.VALIDATION),
+            Sent(BUFFERS, inputs=(Data.TRAINING, Data.VALIDATION)),
+            of_model(GAINS_OF_OTHERS, Data.VALIDATION),
+        ),
     )
     settings: FedFomoSettings
     state: FedFomoState

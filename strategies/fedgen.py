@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Sent
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
@@ -133,6 +134,7 @@ class FedGen(ParameterStrategy):
         exchanged="parameters and a generator",
         settings_type=FedGenSettings,
         trains_new_clients=False,
+        sends=(*ParameterStrategy.record.sends, Sent(COUNTS)),
     )
     settings: FedGenSettings
     state: FedGenState

@@ -60,21 +60,7 @@ def head_step(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Take one gradient step of a head on the mean cross-entropy of features and their classes.
 
-    Parameters
-    ----------
-    weight, bias : ndarray
-        Shapes (K, d) and (K,).
-    features : ndarray
-        Shape (M, d).
-    classes : ndarray
-        Shape (M,).
-    rate : float
-        Step size.
-
-    Returns
-    -------
-    tuple of ndarray
-        The new weight and bias.
+    Weight (K, d), bias (K,), features (M, d), classes (M,). Return the new weight and bias.
     """
     errors = softmax(features @ weight.T + bias)
     errors[np.arange(len(classes)), classes] -= 1

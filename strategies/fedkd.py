@@ -30,11 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Sent, of_model
 from strategies.core.low_rank import Shape, lengths, restored
 from strategies.core.method_record import Paper
 from strategies.core.plan import ImpossiblePlanError, PlanSettings, RunPlan, Settings
 from strategies.core.replies import LARGEST_NUMBER, Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.vector_kinds import WEIGHTS
+from strategies.core.vector_kinds import BUFFERS, WEIGHTS
 from strategies.parameters import (
     Model,
     ParameterState,
@@ -84,6 +85,7 @@ class FedKD(SharedModelStrategy):
         exchanged="compressed parameters of a shared model",
         settings_type=FedKDSettings,
         dp_sgd=True,
+        sends=(of_model(FACTORS), of_model(RANKS), Sent(BUFFERS)),
     )
 
     @classmethod

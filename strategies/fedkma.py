@@ -43,6 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Sent
 from strategies.core.flower import log
 from strategies.core.method_record import Paper
 from strategies.core.probabilities import check_simplex
@@ -199,6 +200,12 @@ class FedKMA(SupernetStrategy):
         paper=PAPER,
         exchanged="parameters and mean logits",
         settings_type=FedKMASettings,
+        sends=(
+            *SupernetStrategy.record.sends,
+            Sent(CLASS_LOGITS, through_model=True),
+            Sent(CLASS_FLAGS),
+            Sent("sharing"),
+        ),
     )
     settings: FedKMASettings
 

@@ -11,8 +11,8 @@ Differences from the paper
   then on their own data until convergence. Here all start from the run's initial weights.
 - Batches, step size and epochs of the distillation are KT-pFL's common settings
   (``kt-pfl.distillation-epochs`` and others), separate from those of local training.
-- Clients distill at the start of a round and are evaluated after local training, as in KT-pFL.
-- The last mean of a run would arrive after its last evaluation and is not sent.
+- Clients distill at the start of a round and are evaluated before and after local training, as in
+  KT-pFL.
 - Clients may be sampled. The mean is over the repliers of a round, and the sampled clients of the
   next round learn from it. In the paper all clients participate in each round.
 - ``soft-predictions.mixing``, noise and rounding are options of all methods with soft predictions.
@@ -50,6 +50,7 @@ class FedMD(SoftPredictionStrategy):
         settings_type=TeacherSettings,
         dp_sgd=True,
         takes_estimators=True,
+        evaluates=("distilled",),
         train_metrics=DISTILLATION_METRICS,
     )
     settings: DistillationSettings

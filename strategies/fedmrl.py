@@ -60,13 +60,7 @@ class FedMRLSettings(SharedModelSettings):
     coarse_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
 
     def width(self, narrowest: int) -> int:
-        """Return d1.
-
-        Parameters
-        ----------
-        narrowest : int
-            Smallest number of features of the shared model and of all private ones.
-        """
+        """Return d1; `narrowest` is the smallest number of features of all models."""
         return min(self.shared_width or narrowest, narrowest)
 
 

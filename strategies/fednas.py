@@ -34,7 +34,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import ALPHAS
+from strategies.core.vector_kinds import ALPHAS, SUPERNET_SENT
 from strategies.method import Results
 from strategies.parameters import ParameterStrategy
 from strategies.supernets import SearchSettings
@@ -71,6 +71,7 @@ class FedNAS(ParameterStrategy):
             arxiv="2004.08546",
         ),
         settings_type=FedNASSettings,
+        sends=SUPERNET_SENT,
         trains_new_clients=False,
     )
     settings: FedNASSettings

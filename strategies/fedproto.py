@@ -85,14 +85,8 @@ def with_prototypes(
 ) -> dict[str, NDArray[np.float32]]:
     """Return global prototypes after a round, with their flags.
 
-    Parameters
-    ----------
-    before : mapping of str to ndarray
-        The prototypes (K, d) before the round, and their flags (K,).
-    new : ndarray
-        Shape (K, d), of which the rows of classes without samples are ignored.
-    counts : ndarray
-        Shape (R, K), the repliers' numbers of samples.
+    Before it, the prototypes are (K, d) and their flags (K,). Of the new ones (K, d), rows of
+    classes without samples are ignored; counts (R, K) are the repliers' numbers of samples.
     """
     held = counts.sum(axis=0) > 0
     known = held | (before[PROTOTYPE_FLAGS] > 0)

@@ -20,7 +20,6 @@ Differences from the paper
 """
 
 from strategies.core.method_record import Paper
-from strategies.core.metrics import TRAIN_LOSS
 from strategies.parameters import ParameterStrategy
 
 
@@ -37,5 +36,4 @@ class FedRoD(ParameterStrategy):
             arxiv="2107.00778",
         ),
         evaluates=("global",),
-        train_metrics=(TRAIN_LOSS,),
     )

@@ -47,19 +47,9 @@ class FeSEMSettings(ClusterSettings):
 def nearest_centers(
     models: Sequence[NDArray[np.float32]], centers: NDArray[np.float32]
 ) -> NDArray[np.int64]:
-    """Return the center nearest to each model in squared L2 distance (the E-step).
+    """Return the center nearest to each of R models in squared L2 distance, (R,) (the E-step).
 
-    Parameters
-    ----------
-    models : sequence of ndarray
-        R weight vectors, (d,).
-    centers : ndarray
-        Shape (c, d).
-
-    Returns
-    -------
-    ndarray
-        Shape (R,).
+    Models (d,), centers (c, d).
     """
     # One pair at a time: all differences together would need the memory of R times c models.
     distances = [[np.square(model - center).sum() for center in centers] for model in models]
@@ -69,22 +59,7 @@ def nearest_centers(
 def first_centers(
     models: Sequence[NDArray[np.float32]], clusters: int, seed: int
 ) -> NDArray[np.int64]:
-    """Choose distant models by k-means++.
-
-    Parameters
-    ----------
-    models : sequence of ndarray
-        R weight vectors, (d,).
-    clusters : int
-        c.
-    seed : int
-        Seed of the draw.
-
-    Returns
-    -------
-    ndarray
-        Positions of min(c, R) models.
-    """
+    """Choose min(c, R) distant models of R by k-means++, and return their positions."""
     from sklearn.cluster import kmeans_plusplus  # deferred: clients import this module
 
     _, chosen = kmeans_plusplus(np.stack(models), min(clusters, len(models)), random_state=seed)

@@ -16,9 +16,11 @@ Differences from the paper
 import numpy as np
 
 from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
+from strategies.core.declarations import Sent
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.server_models import ServerModels
+from strategies.core.vector_kinds import BUFFERS, WEIGHTS
 from strategies.parameters import Model, stacked
 
 CLUSTER = "cluster"
@@ -43,6 +45,8 @@ class HypCluster(ClusteredStrategy):
         ),
         settings_type=HypClusterSettings,
         trains_new_clients=False,
+        # Training samples choose the hypothesis that is trained.
+        sends=(Sent(WEIGHTS, through_model=True), Sent(BUFFERS), Sent(CLUSTER)),
     )
     settings: HypClusterSettings
     server_models: ServerModels

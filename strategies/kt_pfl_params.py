@@ -76,14 +76,7 @@ def distance_gradient(
 ) -> NDArray[Any]:
     """Return the gradient in c of ``Σ_n p_n ||Σ_m c[n, m] w_m - w_n||²``, ``2 p (c - I) W Wᵀ``.
 
-    Parameters
-    ----------
-    coefficients : ndarray
-        Shape (N, N), rows on the simplex.
-    products : ndarray
-        W Wᵀ, the inner products of the models, shape (N, N).
-    shares : ndarray
-        p, shape (N,).
+    Coefficients (N, N), rows on the simplex; `products` W Wᵀ, (N, N); shares p, (N,).
     """
     return 2 * shares[:, None] * ((coefficients - np.eye(len(coefficients))) @ products)
 

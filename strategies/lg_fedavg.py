@@ -19,8 +19,10 @@ Differences from the paper
 import numpy as np
 
 from strategies.base import PersonalizedStrategy
+from strategies.core.declarations import of_model
 from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.method_record import Paper
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
 from strategies.parameters import AVERAGES
@@ -51,6 +53,8 @@ class LGFedAvg(PersonalizedStrategy):
         averages_parameters=True,
         evaluates_trained_model=False,
         evaluates=("trained",),
+        sends=(of_model(HEAD_WEIGHT), of_model(HEAD_BIAS)),
+        train_metrics=(TRAIN_LOSS,),
     )
     settings: LGFedAvgSettings
     state: HeadState

@@ -43,17 +43,9 @@ class MixtureStrategy(LibraryStrategy):
 
     @abstractmethod
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
-        """Return the weights of the mixtures among some clients' models.
+        """Return the weights of the mixtures among R clients' models, by partition-id.
 
-        Parameters
-        ----------
-        models : mapping of int to dict
-            R models by partition-id.
-
-        Returns
-        -------
-        ndarray
-            Shape (R, R), rows on the simplex: receiver, giver.
+        Shape (R, R), rows on the simplex: receiver, giver.
         """
 
     def begin(self, initial: Arrays) -> MixtureState:

@@ -153,6 +153,13 @@ class Method:
         """Return the arrays that one client receives before evaluation."""
         return {}
 
+    def last_distillation(self, partition_id: int) -> Arrays:
+        """Return what one client would distill in the round after the last; empty for nothing.
+
+        It is sent if the method evaluates models after their distillation.
+        """
+        return {}
+
     def global_model(self) -> Arrays:
         """Return the parts of the global model, if the method has one."""
         return {}

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from strategies.base import PersonalizedStrategy
 from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.method_record import Need
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State
-from strategies.core.vector_kinds import BUFFERS
+from strategies.core.vector_kinds import BUFFERS, MODEL_SENT
 
 Model = dict[str, NDArray[Any]]
 """A model in network format: float32 vectors by kind."""
@@ -46,31 +47,15 @@ class SharedModelSettings(Settings):
     shared_model: str = ""
 
     def resolved(self, models: Sequence[str]) -> Self:
-        """Return the settings with an architecture for the shared model.
-
-        Parameters
-        ----------
-        models : sequence of str
-            Architectures of the clients' own models.
-        """
+        """Return the settings with an architecture for the shared model, of the clients' own."""
         common = models[0] if len(set(models)) == 1 else SHARED_BY_DIFFERENT
         return self.model_copy(update={"shared_model": self.shared_model or common})
 
 
 def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
-    """Average models one by one, without a second copy of all of them.
+    """Average models one by one, without a second copy of all of them, in their data type.
 
-    Parameters
-    ----------
-    models : sequence of dict
-        R models of one architecture.
-    weights : ndarray
-        Shape (R,), non-negative; scaled to sum 1.
-
-    Returns
-    -------
-    dict of str to ndarray
-        The mean, with the data type of the models.
+    The models have one architecture. Weights (R,) are not negative, and are scaled to sum 1.
     """
     shares = weights / weights.sum()
     mean: Model = {}
@@ -84,19 +69,8 @@ def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
 def mix_models(weights: NDArray[Any], models: Sequence[Model], mix: Mix = weighted_mean) -> Model:
     """Mix S models into R, by default with one matrix product per kind.
 
-    Parameters
-    ----------
-    weights : ndarray
-        Shape (R, S), row = receiver, column = giver.
-    models : sequence of dict
-        S models of one architecture.
-    mix : callable
-        The rule, of `strategies.core.mixing`.
-
-    Returns
-    -------
-    dict of str to ndarray
-        The mixed vectors of each kind, shape (R, length).
+    Weights are (R, S), row = receiver, column = giver; `mix` is a rule of `strategies.core.mixing`.
+    Return the mixed vectors of each kind, (R, length).
     """
     return {kind: mix(weights, rows) for kind, rows in stacked(models).items()}
 
@@ -120,20 +94,10 @@ def stacked(models: Sequence[Arrays]) -> Model:
 
 
 def gram_matrix(models: Sequence[Model]) -> NDArray[np.float64]:
-    """Return the inner products of models' parameters after subtracting their mean.
+    """Return the inner products of R models' parameters after subtracting their mean, (R, R).
 
     Distances between models do not depend on the origin. Subtracting the mean avoids cancellation,
-    because clients' models differ little.
-
-    Parameters
-    ----------
-    models : sequence of dict
-        R models of one architecture; buffers are ignored.
-
-    Returns
-    -------
-    ndarray
-        Shape (R, R).
+    because clients' models differ little. Buffers are ignored.
     """
     products = np.zeros((len(models), len(models)))
     for kind in models[0].keys() - {BUFFERS}:
@@ -154,14 +118,8 @@ def squared_distances(products: NDArray[np.float64]) -> NDArray[np.float64]:
 def step_towards(model: Model, mean: Model, rate: float) -> Model:
     """Return ``(1 - rate) model + rate mean``, which is exactly the mean at rate 1.
 
-    Buffers are those of the mean, since extrapolation could make a variance negative.
-
-    Parameters
-    ----------
-    model, mean : dict of str to ndarray
-        The global model and the mean of the clients' models.
-    rate : float
-        The server's step size, above 0.
+    Buffers are those of the mean, since extrapolation could make a variance negative. The rate is
+    above 0.
     """
     if rate == 1:
         return mean
@@ -204,6 +162,8 @@ class ParameterStrategy(PersonalizedStrategy):
         averages_parameters=True,
         evaluates_trained_model=False,
         evaluates=("trained",),
+        sends=MODEL_SENT,
+        train_metrics=(TRAIN_LOSS,),
     )
     state: ParameterState
 

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Data
 from strategies.core.flower import log
 from strategies.core.growing import padded
 from strategies.core.method_record import Paper
@@ -80,11 +81,8 @@ class PerFedCKTSettings(SoftPredictionSettings):
     def factor(self, distance: float) -> float:
         """Return what multiplies lambda at a client.
 
-        Parameters
-        ----------
-        distance : float
-            v_k², squared L2 distance of the client's predictions to its centroid, summed over
-            classes, mean over samples.
+        The distance is v_k², the squared L2 distance of the client's predictions to its centroid,
+        summed over classes, mean over samples.
         """
         return 1 / max(distance, LEAST_DISTANCE) if self.weight_by_distance else 1.0
 
@@ -95,25 +93,11 @@ def cluster_predictions(
     seed: int,
     mix: Mix = weighted_mean,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Cluster clients by k-means on their flattened soft predictions.
+    """Cluster m clients by k-means on their flattened soft predictions (m, P, K).
 
-    Parameters
-    ----------
-    predictions : ndarray
-        Shape (m, P, K).
-    clusters : int
-        c; at most one centroid per distinct prediction is returned.
-    seed : int
-        Seed of the k-means initialization.
-    mix : callable
-        Computes centroids from (c, m) weights of the members and the predictions.
-
-    Returns
-    -------
-    centroids : ndarray
-        Shape (min(c, distinct), P, K) float32, rows on the simplex.
-    labels : ndarray
-        Shape (m,), the centroid of each client.
+    Return centroids, (min(c, distinct), P, K) float32 with rows on the simplex, and the centroid of
+    each client, (m,). At most one centroid per distinct prediction is returned; `mix` computes them
+    from (c, m) weights of the members and the predictions.
     """
     # Deferred: clients import this module, but only the server clusters.
     from sklearn.cluster import KMeans
@@ -162,8 +146,8 @@ class PerFedCKT(SoftPredictionStrategy):
         takes_estimators=True,
         train_metrics=(
             TRAIN_LOSS,
-            Metric("cluster", averaged=False, low=0),
-            Metric("weight", low=0),
+            Metric("cluster", averaged=False, low=0, inputs=(Data.PUBLIC,), through_model=True),
+            Metric("weight", low=0, inputs=(Data.PUBLIC,), through_model=True),
         ),
     )
     settings: PerFedCKTSettings

@@ -30,6 +30,7 @@ Differences from the paper
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import INFO
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.client_info import ClientInfo
+from strategies.core.declarations import Data, of_model
 from strategies.core.flower import log
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import PlanSettings, Settings
@@ -69,6 +71,9 @@ PERSONALIZE = "personalize"
 
 CONSIDER = "consider-teacher"
 """Phase of a message with an earlier global model, for clients that join after stage 1."""
+
+CHOSEN = partial(Metric, low=0, inputs=(Data.VALIDATION,), through_model=True)
+"""A number that validation samples choose."""
 
 PAIRS = "pairs"
 """Name of the table of all pairs, and of the array of counts in replies."""
@@ -132,18 +137,8 @@ class PersFLSettings(Settings):
 def check_pairs(reply: Reply, client: ClientInfo) -> None:
     """Refuse impossible counts of correct predictions.
 
-    Parameters
-    ----------
-    reply : Reply
-        Its array `PAIRS`, (pairs, 2): correct predictions on validation and test data, or
-        `DIVERGED` for both.
-    client : ClientInfo
-        Sizes of its splits, as reported when it joined.
-
-    Raises
-    ------
-    InvalidReplyError
-        If a count is below 0 or above the size of its split.
+    The reply's array `PAIRS`, (pairs, 2), has those on validation and test data, or `DIVERGED` for
+    both. Raises `InvalidReplyError` if a count is below 0 or above the size of the client's split.
     """
     counts = reply.arrays[PAIRS]
     sizes = np.array([client.validation_size, client.test_size])
@@ -158,16 +153,9 @@ def check_pairs(reply: Reply, client: ClientInfo) -> None:
 def pair_rows(
     grid: Sequence[tuple[float, float]], counts: NDArray[np.int32], client: ClientInfo
 ) -> list[dict[str, Any]]:
-    """Return one row per pair of a client, with accuracies None if the pair diverged.
+    """Return one row per pair (lambda, T) of a client, with accuracies None if the pair diverged.
 
-    Parameters
-    ----------
-    grid : sequence of (float, float)
-        The pairs (lambda, T).
-    counts : ndarray
-        Shape (pairs, 2), see `check_pairs`.
-    client : ClientInfo
-        Sizes of its splits.
+    Counts (pairs, 2) are those of `check_pairs`.
     """
     rows = []
     for (imitation, temperature), (validated, tested) in zip(grid, counts.tolist(), strict=True):
@@ -211,11 +199,12 @@ class PersFL(FedAvg):
         trains_new_clients=True,
         keeps_global_models=True,
         evaluates=("global",),
+        sends=(*FedAvg.record.sends, of_model(PAIRS, Data.VALIDATION, Data.TEST)),
         evaluation_metrics=(
-            Metric("lambda", low=0, high=1),
-            Metric("temperature", low=0),
-            Metric("teacher-round", low=0),
-            Metric("teacher-accuracy", low=0, high=1),
+            CHOSEN("lambda", high=1),
+            CHOSEN("temperature"),
+            CHOSEN("teacher-round"),
+            CHOSEN("teacher-accuracy", high=1, inputs=(Data.TEST,)),
         ),
     )
     settings: PersFLSettings
@@ -247,10 +236,7 @@ class PersFL(FedAvg):
     def rows_of_stage_2(self, server_round: int, model: Model) -> list[dict[str, Any]]:
         """Let all clients distill from their teachers, and return the rows of ``pairs``.
 
-        Raises
-        ------
-        TooFewRepliesError
-            If fewer than ``min-replies`` clients are personalized.
+        Raises `TooFewRepliesError` if fewer than ``min-replies`` clients are personalized.
         """
         clients, grid = self.round.reachable, self.settings.grid()
         log(INFO, "Stage 2: %d pairs of lambda and T on each client", len(grid))

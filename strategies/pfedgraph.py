@@ -67,14 +67,8 @@ def graph_rows(
 ) -> NDArray[np.float64]:
     """Return the rows of the graph, (R, R), on the simplex.
 
-    Parameters
-    ----------
-    cosines : ndarray
-        Shape (R, R), cosines of the clients' updates.
-    shares : ndarray
-        p, shape (R,), sum 1.
-    size_weight : float
-        alpha.
+    Cosines (R, R) are those of the clients' updates, shares p (R,) sum to 1, `size_weight` is
+    alpha.
     """
     similar = np.where(cosines > EQUAL, 1.0, cosines)
     rows = shares + similar / (2 * size_weight)

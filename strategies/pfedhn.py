@@ -113,19 +113,7 @@ def new_network(
     weights: NDArray[np.float32],
     generator: np.random.Generator,
 ) -> Network:
-    """Draw a hypernetwork that generates the same weights for every client.
-
-    Parameters
-    ----------
-    settings : PFedHNSettings
-        Size of the network.
-    num_clients : int
-        N.
-    weights : ndarray
-        Shape (d,), the initial weights of all clients.
-    generator : numpy.random.Generator
-        Draws embeddings and hidden layers.
-    """
+    """Draw a hypernetwork that generates the same weights (d,) for each of N clients."""
     inputs = settings.embedding_size or 1 + num_clients // 4
     embeddings = generator.standard_normal((num_clients, inputs), dtype=np.float32)
     hidden_weights: dict[int, NDArray[np.float32]] = {}
@@ -160,19 +148,7 @@ def vector_jacobian_product(
 ) -> Network:
     """Return ``Σ_i (∂θ_i / ∂(φ, v))ᵀ u_i``, the gradient of ``Σ_i <u_i, θ_i>``.
 
-    Parameters
-    ----------
-    network : Network
-        The hypernetwork.
-    clients : sequence of int
-        R distinct partition-ids.
-    vectors : ndarray
-        u, shape (R, d).
-
-    Returns
-    -------
-    Network
-        Gradient with the structure of the network.
+    R distinct clients, vectors u (R, d). The gradient has the structure of the network.
     """
     inputs = layer_inputs(network, clients)
     upstream = vectors @ network.head

@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Data, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.probabilities import softmax
@@ -112,21 +113,8 @@ def drawn_by_entropy(
 ) -> NDArray[np.int64]:
     """Draw samples without replacement, with probabilities proportional to ``exp(sign * H)``.
 
-    Parameters
-    ----------
-    logits : ndarray
-        Shape (P, K); H is the entropy of their softmax.
-    number : int
-        How many to draw.
-    sign : int
-        1 prefers uncertain samples, -1 certain ones.
-    generator : Generator
-        Draws them.
-
-    Returns
-    -------
-    ndarray
-        Ascending positions.
+    H is the entropy of the softmax of logits (P, K); sign 1 prefers uncertain samples, -1 certain
+    ones. Return ascending positions.
     """
     probabilities = softmax(logits.astype(float))
     entropy = -(probabilities * np.log(np.maximum(probabilities, 1e-12))).sum(axis=1)
@@ -167,6 +155,7 @@ class PrivateKT(SoftPredictionStrategy):
         ),
         needs=(Need.PUBLIC_DATA, Need.PUBLIC_DATA_ON_SERVER),
         settings_type=PrivateKTSettings,
+        sends=(of_model(LABELS, Data.PUBLIC),),
         train_metrics=(),
     )
     settings: PrivateKTSettings

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
+from strategies.core.declarations import Sent
 from strategies.core.influence_limits import with_clipped_rows
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
 from strategies.core.server_models import ServerModels
@@ -60,6 +62,10 @@ class HeadState(State):
 class ClassMeanStrategy(PersonalizedStrategy):
     """A strategy whose clients reply with class means and counts, and nothing else."""
 
+    record = PersonalizedStrategy.record.derived(
+        sends=(Sent(CLASS_MEANS, through_model=True), Sent(CLASS_COUNTS)),
+        train_metrics=(TRAIN_LOSS,),
+    )
     server_models: ServerModels
 
     @property
@@ -112,19 +118,9 @@ def stacked(replies: Mapping[int, Reply]) -> tuple[NDArray[np.float32], NDArray[
 
 
 def mean_by_class(means: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
-    """Average class means over clients, with separate weights per class.
+    """Average class means (R, K, d) over clients, with separate weights (R, K) per class.
 
-    Parameters
-    ----------
-    means : ndarray
-        Shape (R, K, d).
-    weights : ndarray
-        Shape (R, K), non-negative.
-
-    Returns
-    -------
-    ndarray
-        Shape (K, d); zeros for a class with weight 0.
+    Weights are not negative. The result (K, d) is zero for a class with weight 0.
     """
     totals = weights.sum(axis=0)
     shares = weights / np.where(totals > 0, totals, 1)

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
@@ -107,6 +108,7 @@ class Scaffold(ParameterStrategy):
         settings_type=ScaffoldSettings,
         dp_sgd=True,
         trains_new_clients=False,
+        sends=(*ParameterStrategy.record.sends, of_model(CONTROL)),
     )
     settings: ScaffoldSettings
     state: ScaffoldState

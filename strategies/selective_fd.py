@@ -22,7 +22,8 @@ Differences from the paper
 - Only soft labels are exchanged. The loss is the KL divergence, whose gradient is that of the
   cross-entropy in the authors' code.
 - Clients distill at the start of a round, with the settings of all methods with a teacher, and are
-  evaluated after local training. The paper's clients distill after local training.
+  evaluated before and after local training, as in KT-pFL. The paper's clients distill after local
+  training.
 - ``mixing`` and noise are refused, since each sample has its own givers.
 - A teacher with one kept sample teaches nobody, since batch normalization cannot train on it.
 - A new client learns from the last teacher, and predicts nothing.
@@ -35,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import Data, Sent
 from strategies.core.masks import packed_mask, unpacked_mask
 from strategies.core.method_record import Paper
 from strategies.core.plan import RunPlan, Settings
@@ -42,6 +44,7 @@ from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.search import SearchRange
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
+    PREDICTIONS,
     DistillationSettings,
     SoftPredictionState,
     SoftPredictionStrategy,
@@ -77,21 +80,9 @@ def selective_mean(
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Average the predictions of each sample's givers, and say which samples are kept.
 
-    Parameters
-    ----------
-    predictions : ndarray
-        Shape (R, P, K), rows on the simplex.
-    selected : ndarray
-        Shape (R, P), which clients selected which samples.
-    threshold : float
-        tau_server.
-
-    Returns
-    -------
-    mean : ndarray
-        Shape (P, K), rows on the simplex; uniform where a sample is not kept.
-    kept : ndarray
-        Shape (P,).
+    Predictions (R, P, K) have rows on the simplex, `selected` (R, P) says which clients selected
+    which samples, and the threshold is tau_server. Return the mean (P, K), uniform where a sample
+    is not kept, and which are kept, (P,).
     """
     givers = selected.sum(axis=0)
     total = (predictions * selected[:, :, None]).sum(axis=0)
@@ -127,6 +118,12 @@ class SelectiveFD(SoftPredictionStrategy):
             arxiv="2304.01731",
         ),
         settings_type=SelectiveFDSettings,
+        # Training samples choose where predictions are not uniform.
+        sends=(
+            Sent(f"{PREDICTIONS}*", inputs=(Data.PUBLIC, Data.TRAINING), through_model=True),
+            Sent(SELECTED, inputs=(Data.PUBLIC, Data.TRAINING)),
+        ),
+        evaluates=("distilled",),
         train_metrics=DISTILLATION_METRICS,
     )
     settings: SelectiveFDSettings

@@ -33,17 +33,9 @@ class TopKSettings(TeacherSettings):
 
 
 def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:
-    """Return the pairwise cosine similarities of flattened soft predictions.
+    """Return the pairwise cosine similarities of flattened soft predictions (N, P, K).
 
-    Parameters
-    ----------
-    predictions : ndarray
-        Shape (N, P, K).
-
-    Returns
-    -------
-    ndarray
-        Shape (N, N), symmetric, entries in [0, 1].
+    Shape (N, N), symmetric, entries in [0, 1].
     """
     flat = predictions.reshape(len(predictions), -1).astype(np.float64)
     flat /= np.linalg.norm(flat, axis=1, keepdims=True)
@@ -51,17 +43,9 @@ def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:
 
 
 def min_max_scaled_rows(similarities: NDArray[Any]) -> NDArray[Any]:
-    """Scale each row to [0, 1]: the least similar client to 0, the most similar to 1.
+    """Scale each row of (N, N) to [0, 1]: the least similar client to 0, the most similar to 1.
 
-    Parameters
-    ----------
-    similarities : ndarray
-        Shape (N, N).
-
-    Returns
-    -------
-    ndarray
-        Shape (N, N); a row of equal entries becomes ones.
+    A row of equal entries becomes ones.
     """
     least = similarities.min(axis=1, keepdims=True)
     spread = similarities.max(axis=1, keepdims=True) - least
@@ -69,20 +53,10 @@ def min_max_scaled_rows(similarities: NDArray[Any]) -> NDArray[Any]:
 
 
 def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
-    """Give equal weights to each client's k most similar others.
+    """Give equal weights to each client's k most similar others, of similarities (N, N).
 
-    Parameters
-    ----------
-    similarities : ndarray
-        Shape (N, N).
-    k : int
-        Number of other clients to learn from; all others if there are fewer.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, N), rows on the simplex, the diagonal zero. Without others to learn from, each
-        client learns from itself.
+    All others if there are fewer. Rows (N, N) are on the simplex, the diagonal is zero. Without
+    others to learn from, each client learns from itself.
     """
     num_clients = len(similarities)
     k = min(k, num_clients - 1)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
+from strategies.core.declarations import Data, of_model
 from strategies.core.flower import log
 from strategies.core.growing import padded
 from strategies.core.masks import packed_mask
@@ -39,7 +40,12 @@ from strategies.method import Results
 PREDICTIONS = "predictions"
 """Name of the array of soft predictions in a reply."""
 
-DISTILLATION_METRICS = (TRAIN_LOSS, Metric("distillation-loss"), MOVED_PRIVATE, MOVED_PUBLIC)
+DISTILLATION_METRICS = (
+    TRAIN_LOSS,
+    Metric("distillation-loss", inputs=(Data.PUBLIC,), through_model=True),
+    MOVED_PRIVATE,
+    MOVED_PUBLIC,
+)
 """Metrics of clients that distill a teacher and then train on their own data."""
 
 ASKED = "asked"
@@ -101,7 +107,7 @@ class DistillationSettings(SoftPredictionSettings):
     distillation_epochs : int
         Epochs of distillation on the public samples.
     distillation_learning_rate : float
-        Step size of the distillation.
+        Step size of the distillation; it follows `learning_rate_schedule`.
     public_batch_size : int
         Batch size of the distillation.
     t_squared : bool
@@ -120,19 +126,8 @@ class DistillationSettings(SoftPredictionSettings):
 def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str | float) -> None:
     """Refuse options of soft predictions that a method does not have.
 
-    Parameters
-    ----------
-    settings : SoftPredictionSettings
-        The settings of the method.
-    reason : str
-        Why, for the message.
-    **allowed : str or float
-        The one possible value of each.
-
-    Raises
-    ------
-    ImpossiblePlanError
-        If a setting has another value.
+    `allowed` has the one possible value of each. Raises `ImpossiblePlanError`, with the reason, if
+    a setting has another.
     """
     for name, value in allowed.items():
         if (given := getattr(settings, name)) != value:
@@ -169,6 +164,8 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         exchanged="soft predictions",
         needs=(Need.PUBLIC_DATA,),
         settings_type=SoftPredictionSettings,
+        # A quantized array has another one beside it, with its range.
+        sends=(of_model(f"{PREDICTIONS}*", Data.PUBLIC),),
     )
     settings: SoftPredictionSettings
     state: SoftPredictionState
@@ -238,6 +235,10 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         asked = self._asking(self.asked(server_round, partition_id))
         begins = server_round == 1 and partition_id in self.round.new
         return {**({} if begins else self.teachers_for(partition_id)), **asked}
+
+    def last_distillation(self, partition_id: int) -> Arrays:
+        """Send the teachers of the last round, if the method evaluates what they teach."""
+        return self.teachers_for(partition_id) if "distilled" in self.record.evaluates else {}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require soft predictions, (A, K), on the requested samples."""

@@ -29,11 +29,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from strategies.core.declarations import Data, Sent, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
 from strategies.core.search import SearchRange
+from strategies.core.vector_kinds import ALPHAS, BUFFERS, WEIGHTS
 from strategies.parameters import ParameterStrategy
 
 
@@ -57,24 +59,9 @@ class SpiderSettings(Settings):
     prune_every: int = Field(default=0, ge=0)
 
     def schedule(self, edges: int, num_rounds: int) -> range:
-        """Return the rounds in which an edge of each kind of cell is pruned.
+        """Return the rounds in which an edge of each kind of cell is pruned, one for each edge.
 
-        Parameters
-        ----------
-        edges : int
-            Number of edges of a cell, at least 1.
-        num_rounds : int
-            Rounds of the run.
-
-        Returns
-        -------
-        range
-            As many rounds as there are edges.
-
-        Raises
-        ------
-        ValueError
-            If the last one is after the last round of the run.
+        Raises `ValueError` if the last one is after the last round of the run.
         """
         first = self.prune_from or max(1, min(num_rounds // 5, num_rounds - edges + 1))
         every = self.prune_every or max(1, (num_rounds - first + 1) // edges)
@@ -89,19 +76,11 @@ class SpiderSettings(Settings):
         return rounds
 
     def check_rounds(self, edges: int, num_rounds: int, of_new_clients: int) -> None:
-        """Refuse rounds in which not all edges can be pruned.
+        """Refuse rounds in which not all edges of a cell can be pruned.
 
-        Parameters
-        ----------
-        edges : int
-            Number of edges of a cell, at least 1.
-        num_rounds, of_new_clients : int
-            Rounds of the run, and those set for a client that joins after it; 0 if none are set.
-
-        Raises
-        ------
-        ValueError
-            If an edge is pruned after the last round of the run, or of a new client.
+        `of_new_clients` are the rounds set for a client that joins after the run; 0 if none are
+        set. Raises `ValueError` if an edge is pruned after the last round of the run, or of a new
+        client.
         """
         last = self.schedule(edges, num_rounds)[-1]
         if 0 < of_new_clients < last:
@@ -126,5 +105,14 @@ class Spider(ParameterStrategy):
         settings_type=SpiderSettings,
         evaluates_trained_model=True,
         evaluates=(),
-        train_metrics=(TRAIN_LOSS, Metric("operations", low=0)),
+        # Validation samples choose the operations that are left.
+        sends=(
+            of_model(WEIGHTS, Data.VALIDATION),
+            of_model(ALPHAS, Data.VALIDATION),
+            Sent(BUFFERS, inputs=(Data.TRAINING, Data.VALIDATION)),
+        ),
+        train_metrics=(
+            TRAIN_LOSS,
+            Metric("operations", low=0, inputs=(), through_model=True),
+        ),
     )

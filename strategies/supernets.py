@@ -18,7 +18,7 @@ from strategies.core.plan import Settings
 from strategies.core.probabilities import equal_weights
 from strategies.core.replies import Arrays, Reply
 from strategies.core.state import unsaved
-from strategies.core.vector_kinds import ALPHAS
+from strategies.core.vector_kinds import ALPHAS, SUPERNET_SENT
 from strategies.method import Results
 from strategies.parameters import Model, ParameterState, ParameterStrategy, mix_models, mixed_model
 
@@ -73,7 +73,7 @@ class SupernetStrategy(ParameterStrategy):
     A method overrides `sharing_rows` and `new_sharing_rows`, the weights of the mixtures.
     """
 
-    record = ParameterStrategy.record.derived(settings_type=SearchSettings)
+    record = ParameterStrategy.record.derived(settings_type=SearchSettings, sends=SUPERNET_SENT)
     settings: SearchSettings
     state: SupernetState
 

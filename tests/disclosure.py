@@ -19,6 +19,8 @@ from torch import nn
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.methods import METHODS
 from strategies.core.counts import metrics_of
+from strategies.core.metrics import FINE_TUNING_STEPS, OF_TRAINING
+from strategies.core.metrics import SIZES as OF_JOINING
 from tests.conftest import SMALL
 from tests.helpers import arrays_of, run_with
 from tests.stored_runs import SUPERNET
@@ -68,7 +70,7 @@ MEANINGS = {
     "generator/hidden": "weights of the generator of features, as all `generator/` arrays",
     "gradient-steps": (
         "optimizer steps of the round; they tell the number of training samples up to the size"
-        " of a batch"
+        " of a batch; a node sends those of `fedala` as `train-loss`"
     ),
     "head-weight": "last layer, with `head-bias`",
     "irrelevancy": "how little each other client helps, for each class",
@@ -143,6 +145,10 @@ ON_REQUEST = {
 SIZE_NOTE = """Sizes: P public samples of a round, K classes, h width of features, d parameters of
 the model, b numbers of batch normalization, a numbers of the architecture search, s parameters of
 the shared model, C clusters, M models sent, R repliers of the round."""
+ORIGIN_NOTE = """The last column is what methods declare: the samples from which something is
+computed besides those that trained the model, and the model. A test exchanges single samples to
+hold the declarations. Results are made from test or validation samples and the model. What clients
+receive, and names and versions, are not declared."""
 JOINING = "query"
 SEARCHES = ("fedkma", "fedkma-uniform", "fednas", "spider")
 """Methods that search architectures, and so send those of a supernet."""
@@ -308,6 +314,7 @@ def numbers(names):
         "test and validation results": ["own"],
         "results before local training": ["received"],
         "results after local training": ["trained"],
+        "results after distillation": ["distilled"],
         "results of the global model": ["global"],
     }
     words = {word: {metric.name for metric in metrics_of(models)} for word, models in words.items()}
@@ -376,13 +383,43 @@ def family_page(family, blocks):
     return "\n\n".join(parts) + "\n"
 
 
+def declared_by(record):
+    """Return what a method declares of its arrays and numbers, and what all methods do, by name."""
+    common = *OF_JOINING, *OF_TRAINING, FINE_TUNING_STEPS
+    sent = *common, *record.sends, *record.train_metrics, *record.evaluation_metrics
+    return {one.name: one for one in sent}
+
+
+def made_from(sent):
+    """Return what enters an array or a number, in words."""
+    words = [*sent.inputs, *(["model"] if sent.through_model else [])]
+    return ", ".join(words) or "sizes"
+
+
+def origin_of(name):
+    """Return what enters all that has a name, with the methods where it is something else."""
+    methods = defaultdict(list)
+    for strategy, method in METHODS.items():
+        known = declared_by(method.record)
+        if sent := known.get(name) or known.get(f"{name}*"):
+            methods[made_from(sent)].append(strategy)
+    usual = max(methods, key=lambda words: len(methods[words]), default="")
+    others = {words: names for words, names in methods.items() if words != usual}
+    parts = [f"{words} in {quoted(names)}" for words, names in others.items()]
+    return "; ".join([usual, *parts])
+
+
 def common_page(rows, blocks):
     """Return the page of what all methods send, what `local` sends, and what names mean."""
     parts = [FIRST_LINE, f"# {HEADINGS['nothing']}", INTRODUCTION, "## In every method"]
     head = ["| message | entries of the record `info` | entries of `metrics` |", "|---|---|---|"]
     parts += ["\n".join([*head, *rows]), part_for(blocks), SIZE_NOTE, "## Names"]
-    names = [f"| {name if ' ' in name else f'`{name}`'} | {MEANINGS[name]} |" for name in MEANINGS]
-    parts += ["\n".join(["| name | meaning |", "|---|---|", *names]), "## With other settings"]
+    names = [
+        f"| {name if ' ' in name else f'`{name}`'} | {MEANINGS[name]} | {origin_of(name)} |"
+        for name in MEANINGS
+    ]
+    parts += [ORIGIN_NOTE, "\n".join(["| name | meaning | made from |", "|---|---|---|", *names])]
+    parts += ["## With other settings"]
     others = [f"| {when} | {what} |" for when, what in ON_REQUEST.items()]
     parts += ["\n".join(["| when | replies have |", "|---|---|", *others])]
     return "\n\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""Forty small mistakes, and which of them the tests notice: ``python -m tests.mutants [NAME...]``.
+"""Small mistakes, and which of them the tests notice: ``python -m tests.mutants [NAME...]``.
 
 Each of `MUTANTS` replaces a text that occurs once in one file. In a copy of the tree, the tests
 named for it run. With ``--suite`` a mutant that survives them meets the whole fast suite without

@@ -16,7 +16,7 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.data.clients import check_data
+from fedkd_flwr.data.checks import check_data
 from fedkd_flwr.data.custom_data import as_data_set, call_for_data
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.sources import load_images, load_labels, load_node_data

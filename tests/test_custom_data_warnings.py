@@ -12,11 +12,10 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.custom_objects.importing import HELD
-from fedkd_flwr.data import sources
-from fedkd_flwr.data import warnings as warnings_module
+from fedkd_flwr.data import checks, sources
+from fedkd_flwr.data.checks import warnings_about_copies, warnings_about_data
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import count_classes
-from fedkd_flwr.data.warnings import warnings_about_copies, warnings_about_data
 from fedkd_flwr.models.build import build_model, fitting_models, returns_probabilities
 
 HERE = "test_custom_data_warnings"
@@ -72,7 +71,7 @@ def fresh():
         sources._load_images,
         sources._load_labels,
         count_classes,
-        warnings_module._is_repeatable,
+        checks._is_repeatable,
     ):
         cache.cache_clear()
     yield

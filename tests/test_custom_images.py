@@ -11,7 +11,7 @@ from PIL import Image
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data import storage
-from fedkd_flwr.data.clients import check_data
+from fedkd_flwr.data.checks import check_data
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
 from fedkd_flwr.models.build import build_fitting

@@ -12,8 +12,8 @@ from helpers import image_rows, write_image_folder
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.custom_objects.importing import HELD, hold
-from fedkd_flwr.data.by_column import values_of_clients
 from fedkd_flwr.data.clients import client_indices
+from fedkd_flwr.data.natural_split import names_of_clients, owners_of
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_labels
@@ -184,14 +184,15 @@ def test_numbers_are_sorted_as_numbers(table):
 
 def test_fewer_clients_share_the_values_evenly_as_the_seed_says(table):
     settings = DataSettings(dataset=table, client_column="writer", held_out_size=0)
-    drawn = [values_of_clients(settings, 3, seed) for seed in (0, 0, 1, 2, 3)]
-    as_lists = [[own.tolist() for own in values] for values in drawn]
+    names = owners_of(settings).names
+    drawn = [names_of_clients(settings, 3, seed) for seed in (0, 0, 1, 2, 3)]
+    as_lists = [[[names[n] for n in own] for own in of_clients] for of_clients in drawn]
     assert as_lists[0] == as_lists[1]
     assert any(values != as_lists[0] for values in as_lists[2:])
     for values in as_lists:
         assert sorted(map(len, values)) == [1, 1, 2]
         assert sorted(value for own in values for value in own) == ["w1", "w10", "w2", "w3"]
-    for indices, values in zip(client_indices(DataPlan(settings, 3, 0)), drawn[0], strict=True):
+    for indices, values in zip(client_indices(DataPlan(settings, 3, 0)), as_lists[0], strict=True):
         assert set(WRITERS[indices]) == set(values)
 
 

@@ -1,5 +1,6 @@
 """The pages on disclosure name exactly what clients send and receive in real runs."""
 
+import fnmatch
 import math
 import re
 
@@ -53,6 +54,25 @@ def test_a_node_of_a_deployment_sends_no_more(tmp_path):
 def test_the_pages_are_what_the_command_writes():
     written = disclosure.pages(disclosure.common_rows_on_page(), disclosure.blocks_by_family())
     assert {page: page.read_text() for page in written} == written
+
+
+NOT_IN_THESE_RUNS = {
+    "perfed-ckt": {"weight"},  # with `weight-by-distance` alone
+    "selective-fd": {"distillation-loss", "moved-public"},  # too few samples are kept
+    # Their shared model has no batch normalization here.
+    **{strategy: {"buffers"} for strategy in ("fml", "fedkd", "fedmrl", "fedapen")},
+}
+
+
+def test_what_a_method_declares_is_seen_in_its_run():
+    for blocks in disclosure.blocks_by_family().values():
+        for strategy, lines in blocks.items():
+            cells = [row.split("|")[2:4] for row in lines if row.startswith("| ")]
+            seen = {name for pair in cells for name in re.findall(r"`([^`]+)`", "".join(pair))}
+            record = METHODS[strategy].record
+            declared = *record.sends, *record.train_metrics, *record.evaluation_metrics
+            unseen = {one.name for one in declared if not fnmatch.filter(seen, one.name)}
+            assert unseen == NOT_IN_THESE_RUNS.get(strategy, set()), strategy
 
 
 def test_every_name_in_the_tables_has_a_meaning():

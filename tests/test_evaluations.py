@@ -57,7 +57,8 @@ def test_only_clients_of_the_round_have_an_accuracy_after_training(small, tmp_pa
 @pytest.mark.parametrize(
     ("method", "others"),
     [
-        *((name, set()) for name in ("local", "kt-pfl")),
+        ("local", set()),
+        ("kt-pfl", {"distilled"}),
         *((name, {"global"}) for name in ("ditto", "persfl")),
         *((name, {"received"}) for name in ("fedamp", "pfedgraph", "fedgh")),
     ],
@@ -157,7 +158,9 @@ def test_only_declared_models_may_be_reported():
 
 def test_a_distilled_model_belongs_to_the_round_before():
     client = ClientInfo(0, 1000, "mlp", 50, test_size=4)
-    evaluations = Evaluations(RunPlan(num_classes=10), {0: client}, ["distilled", "received"])
+    plan = RunPlan(num_classes=10)
+    evaluations = Evaluations(plan, {0: client}, ["distilled", "received"])
+    evaluations.begin(5, plan)
     counts = {"distilled_test_correct": 3.0, "distilled_test_total": 4.0}
     counts |= {"received_test_correct": 1.0, "received_test_total": 4.0, "train_loss": 0.5}
     assert evaluations.keep(5, {0: reply(**counts)}) == {0: {"train-loss": 0.5}}

@@ -7,11 +7,11 @@ from PIL import Image
 
 import fedkd_flwr
 from fedkd_flwr.data import sources
+from fedkd_flwr.data.checks import warnings_about_data
 from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.data.registry import DataError, DataFormat, forget_data
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images, load_node_data
-from fedkd_flwr.data.warnings import warnings_about_data
 
 BRIGHTNESS = {"cat": 10, "dog": 100, "horse": 200}
 

@@ -11,8 +11,8 @@ from sklearn.datasets import load_breast_cancer, load_digits
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.data.checks import check_data
 from fedkd_flwr.data.clients import (
-    check_data,
     client_indices,
     load_client,
     public_pool,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import random_simplex, reply_with
+from helpers import client_of, random_simplex, reply_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -281,3 +281,23 @@ def test_a_new_client_is_taught_by_those_who_have_joined(kind):
     row = normalized_rows(strategy.state.coefficients.at([3], [0, 2, 3]))[0]
     expected = np.einsum("m,mpk->pk", row, [*teachers, own])
     np.testing.assert_allclose(strategy.teacher_of(3), expected, rtol=1e-5)
+
+
+def test_the_step_of_the_distillation_follows_the_schedule(small, monkeypatch):
+    rates = []
+
+    def noted(client, parameters, rate):
+        rates.append(rate)
+        return torch.optim.SGD(parameters, rate)
+
+    client = client_of(
+        {**small, "strategy": "kt-pfl", "models": "mlp"},
+        **{"num-server-rounds": 4, "learning-rate-schedule": "step"},
+        **{"kt-pfl.distillation-learning-rate": 0.5},
+    )
+    monkeypatch.setattr(type(client), "optimizer", noted)
+    teacher = torch.full((len(client.session.public_images(1)), 10), 0.1)
+    # After the last round, the step is that of the last round.
+    for server_round in (2, 3, 4, 5):
+        client.distill(teacher, server_round)
+    assert rates == pytest.approx([0.5, 0.05, 0.005, 0.005])

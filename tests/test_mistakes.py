@@ -12,16 +12,21 @@ from torch.nn import functional
 import fedkd_flwr
 from fedkd_flwr.clients.base import PersonalClient, TrainReply
 from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.custom_objects.importing import HELD
 from fedkd_flwr.methods import METHODS, REGISTERED
+from strategies.core.declarations import Sent
 from strategies.core.replies import ExpectedArray
 from strategies.core.state import State
 from strategies.local import Local
 
 
 @pytest.fixture(autouse=True)
-def no_method_is_left():
+def nothing_is_left():
+    before = [(names, dict(names)) for names in (REGISTERED, HELD)]
     yield
-    REGISTERED.clear()
+    for names, kept in before:
+        names.clear()
+        names.update(kept)
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Listed(State):
 
 class Sending(Local):
     """Sends an array of ones to every client, and expects one."""
+
+    record = Local.record.derived(sends=(Sent("mean"),))
 
     def train_payload(self, server_round, partition_id):
         return {"weights": np.ones(3, dtype=np.float32)}

@@ -7,8 +7,8 @@ import pytest
 from tests.mutants import MUTANTS, ROOT
 
 
-def test_there_are_forty_of_different_names():
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) == 40
+def test_all_have_different_names():
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -91,7 +91,7 @@ def test_lists_of_numbers_are_read_like_arrays(tmp_path):
         (root / part).mkdir(parents=True)
         rows, labels = [np.zeros((1, 2), np.float32)] * 3, [0, np.int64(1), 2]
         np.savez(root / part / "0.npz", data={"x": rows, "y": labels})
-    found = client_files(f"pfllib:{root}")
+    found, _ = client_files(f"pfllib:{root}")
     assert found.samples.shape == (6, 1, 2)
     assert found.labels.tolist() == [0, 1, 2] * 2
 

@@ -212,14 +212,8 @@ def test_the_scale_ends_at_the_largest_weight_between_two_clients(runs):
     nobody = np.full((4, 4), np.nan)
     for matrix, limits in ((weights, (0, 0.4)), (nobody, (0, 1)), (np.eye(4), (0, 1))):
         run = changed(runs["kt-pfl", 0], matrices={"coefficients": matrix[None]})
-        image = main_axes(plots.plot_sharing(run, order=[0, 1, 2, 3])).images[0]
+        image = main_axes(plots.plot_sharing(run)).images[0]
         assert image.get_clim() == limits
-
-
-def test_sharing_uses_the_given_order(runs):
-    axes = main_axes(plots.plot_sharing(runs["kt-pfl", 0], order=[3, 1, 0, 2]))
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["3", "1", "0", "2"]
-    assert axes.get_ylabel() == "Receiver"
 
 
 def test_clients_are_ordered_by_partition_id_if_the_data_is_missing(runs, monkeypatch):
@@ -246,10 +240,10 @@ def test_missing_rounds_and_matrices_raise_value_error(runs):
 
 def test_clusters_are_drawn_by_client_and_round_in_palette_colors(runs):
     run = runs["perfed-ckt", 0]
-    axes = main_axes(plots.plot_clusters(run, order=[3, 2, 1, 0]))
+    axes = main_axes(plots.plot_clusters(run))
     image = axes.images[0]
     followed = figures.follow_clusters(run.matrices["clusters"])
-    np.testing.assert_array_equal(image.get_array(), followed[:, ::-1].T)
+    np.testing.assert_array_equal(image.get_array(), followed[:, figures.client_order(run)[0]].T)
     absent, first = image.cmap(image.norm([-1, 0]))
     assert tuple(absent) == to_rgba(plots.axes.ABSENT)
     assert tuple(first) == to_rgba(figures.COLORS[0])

@@ -149,24 +149,26 @@ def clients_of(accuracies, local, images):
 
 def test_a_large_loss_is_significant_and_inside_its_interval():
     harm = harm_of(clients_of([0.5, 0.8, 0.8, 0.8], [0.9, 0.8, 0.78, 0.79], 200))
-    assert harm.shown == 1 / 4
-    assert 0.2 < harm.low < 0.4 < harm.high < 0.6
+    assert harm["harmed_shown"] == 1 / 4
+    assert 0.2 < harm["worst_loss_low"] < 0.4 < harm["worst_loss_high"] < 0.6
 
 
 def test_answers_show_a_loss_that_counts_alone_cannot_show():
     # 12 answers are lost and none is won: p = 2⁻¹². Counts of 148 and 160 of 200 allow 52 lost
     # and 40 won, where p is 0.13.
     clients = clients_of([0.74, 0.8, 0.8], [0.8, 0.8, 0.8], 200)
-    assert harm_of(clients).shown == 0
-    assert harm_of(clients.assign(lost=[12, 4, 0], won=[0, 4, 0])).shown == pytest.approx(1 / 3)
+    assert harm_of(clients)["harmed_shown"] == 0
+    assert harm_of(clients.assign(lost=[12, 4, 0], won=[0, 4, 0]))["harmed_shown"] == pytest.approx(
+        1 / 3
+    )
     some = clients.assign(lost=[math.nan, 4, 0], won=[math.nan, 4, 0])
-    assert harm_of(some).shown == 0
+    assert harm_of(some)["harmed_shown"] == 0
 
 
 def test_harm_needs_counts_of_the_same_size():
-    assert math.isnan(harm_of(clients_of([0.5], [0.9], math.nan)).shown)
+    assert math.isnan(harm_of(clients_of([0.5], [0.9], math.nan))["harmed_shown"])
     other = clients_of([0.5], [0.9], 200).assign(local_test_images=180)
-    assert math.isnan(harm_of(other).shown)
+    assert math.isnan(harm_of(other)["harmed_shown"])
 
 
 def test_the_precision_of_a_client_is_wilsons_interval():

@@ -239,8 +239,8 @@ def test_with_noise_a_client_reports_of_its_training_only_steps_that_its_size_te
         run_with(witness, private, tmp_path / name, **changes)
         replies = [m for (_, phase, _), m in witness.metrics.items() if phase == "train"]
         assert len(replies) == 2 * 4
-        # The counts of an evaluation may travel with the reply.
-        counts = {count.name for count in metrics_of(["own"])}
+        # The counts of evaluations may travel with the reply.
+        counts = {count.name for count in metrics_of(["own", "distilled"])}
         return {name for metrics in replies for name in metrics} - counts
 
     assert reported("noised") == {"gradient-steps"}

@@ -10,8 +10,8 @@ import torch
 from helpers import png, write_image_folder, write_parquet
 from PIL import Image
 
-from fedkd_flwr.data.by_column import client_values
 from fedkd_flwr.data.decoding import convert_images, to_float
+from fedkd_flwr.data.natural_split import owners_of
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import bundled_digits, load_images, load_labels, load_node_data
@@ -267,7 +267,7 @@ def test_parts_of_a_set_may_store_columns_in_different_types(tmp_path):
     assert found.labels.tolist() == [0, 1, 0] * 2
     assert found.images[:, 0, 0, 0].tolist() == [0, 90, 255] * 2
     settings = DataSettings(dataset="hf:org/mixed", client_column="writer", data_root=str(tmp_path))
-    assert client_values(settings).tolist() == ["a", "b", "a"] * 2
+    assert owners_of(settings).of_samples.tolist() == ["a", "b", "a"] * 2
 
 
 def test_clients_are_named_by_text_or_by_numbers_in_all_parts(tmp_path):
@@ -276,7 +276,7 @@ def test_clients_are_named_by_text_or_by_numbers_in_all_parts(tmp_path):
     write(folder / "train-1.parquet", structs(), writer=pa.array([0, 1, 0]))
     settings = DataSettings(dataset="hf:org/mixed", client_column="writer", data_root=str(tmp_path))
     with pytest.raises(DataError, match="holds text in some files and whole numbers in others"):
-        client_values(settings)
+        owners_of(settings)
 
 
 def test_a_folder_named_like_an_image_is_none(tmp_path):

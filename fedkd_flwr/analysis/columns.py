@@ -104,6 +104,7 @@ COLUMNS = {
         Column("accuracy_chosen", "accuracy, validation round", percent),
         Column("trained_accuracy", "after local training", percent),
         Column("received_accuracy", "as received", percent),
+        Column("distilled_accuracy", "after distillation", percent),
         Column("gain", "over {reference}, points (95%)", points),
         Column("verdict", "verdict", str),
         Column("clients_std", "std over clients, points", _size_in_points, SPREAD),

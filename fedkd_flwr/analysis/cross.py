@@ -62,20 +62,12 @@ class Cross:
         return float(_others(self.accuracies).mean())
 
     def rank_correlations(self, name: str) -> NDArray[np.float64]:
-        """Return the rank correlation of coefficients and accuracies, by receiver.
+        """Return the rank correlation of coefficients and accuracies, by receiver, shape (N,).
 
-        Parameters
-        ----------
-        name : str
-            One of the `coefficients`.
-
-        Returns
-        -------
-        ndarray
-            Shape (N,). Spearman's rank correlation between a receiver's coefficients for the
-            other clients and the accuracies of their models on the receiver's test data. NaN if
-            either is constant, if there are fewer than two other clients, and for clients that
-            joined after the training, which have no coefficients.
+        It is Spearman's, between a receiver's coefficients for the other clients and the accuracies
+        of their models on the receiver's test data. NaN if either is constant, if there are fewer
+        than two other clients, and for clients that joined after the training, which have no
+        coefficients.
         """
         trained = self._trained
         among = np.ix_(trained, trained)
@@ -149,20 +141,10 @@ class Cross:
         return frame.rename_axis(index="model of", columns="test data of")
 
     def save(self, path: str | Path) -> Path:
-        """Write the result.
+        """Write the accuracies to a ``.csv`` file, or all results to a ``.json`` file.
 
-        Parameters
-        ----------
-        path : str or Path
-            A ``.csv`` file gets the accuracies. A ``.json`` file also gets coefficients and
-            rank correlations.
-
-        Raises
-        ------
-        ConfigError
-            If the file has another suffix.
-        RunDirectoryError
-            If the file cannot be written.
+        Raises `ConfigError` if the file has another suffix, and `RunDirectoryError` if it cannot be
+        written.
         """
         file = Path(path).expanduser()
         require_format(file)

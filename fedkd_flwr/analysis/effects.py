@@ -43,20 +43,18 @@ def effects_of_pairs(
         if len(gain) and comparable(first, second):
             gains[first, second] = gain
     effects = effects_of(gains)
-    turned = {(second, first): _turned(effects[first, second]) for first, second in effects}
+    turned = {
+        (second, first): replace(
+            effect,
+            above=effect.below,
+            below=effect.above,
+            gain=-effect.gain,
+            low=-effect.high,
+            high=-effect.low,
+        )
+        for (first, second), effect in effects.items()
+    }
     return {**effects, **turned}
-
-
-def _turned(effect: Effect) -> Effect:
-    """Return the effect of the second method over the first."""
-    return replace(
-        effect,
-        above=effect.below,
-        below=effect.above,
-        gain=-effect.gain,
-        low=-effect.high,
-        high=-effect.low,
-    )
 
 
 def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFrame:
@@ -83,15 +81,7 @@ def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFram
 
 def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
     """Return a table of means with what `fedkd_flwr.analysis.harm.harm_of` finds, if anything."""
-    rows = {}
-    for label in table.index:
-        harm = harm_of(clients[clients["method"] == label])
-        rows[label] = {
-            "harmed_shown": harm.shown,
-            "harmed_estimate": harm.estimate,
-            "worst_loss_low": harm.low,
-            "worst_loss_high": harm.high,
-        }
+    rows = {label: harm_of(clients[clients["method"] == label]) for label in table.index}
     added = pd.DataFrame.from_dict(rows, orient="index")
     return table if added.isna().all(axis=None) else table.join(added)
 

@@ -158,13 +158,11 @@ def pareto_front(costs: pd.Series, gains: pd.Series) -> list[str]:
 # ---- Clients ---------------------------------------------------------------------------
 
 
-def client_order(run: Run, order: Sequence[int] | None) -> tuple[NDArray[np.int64], str]:
+def client_order(run: Run) -> tuple[NDArray[np.int64], str]:
     """Return the partition-ids in drawing order, and a suffix for the axis label.
 
-    Without `order`, clients with similar label distributions are next to each other.
+    Clients with similar label distributions are next to each other, where the data are here.
     """
-    if order is not None:
-        return np.asarray(order), ""
     try:
         counts = label_counts(run).to_numpy()
     except (ConfigError, DataError, DamagedRunError):
@@ -184,29 +182,6 @@ def sharing_matrices(run: Run) -> list[str]:
     clients = run.config["num-clients"]
     square = [name for name, m in run.matrices.items() if m.shape[1:] == (clients, clients)]
     return square if clients > 1 else []
-
-
-def ordered_matrix(
-    run: Run, name: str, server_round: int, order: Sequence[int] | None = None
-) -> tuple[NDArray[np.float64], NDArray[np.int64], str]:
-    """Return a matrix of a run in a round, and the order of its clients; see `client_order`.
-
-    The matrix has the shape (N, N): receiver, giver.
-    """
-    clients, ordered = client_order(run, order)
-    matrix = run.matrices[name][server_round - 1].astype(np.float64)
-    return matrix[np.ix_(clients, clients)], clients, ordered
-
-
-def clusters_of(
-    run: Run, order: Sequence[int] | None = None
-) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
-    """Return each client's cluster by round, and the order of clients; see `client_order`.
-
-    Labels have the shape (N, rounds), -1 where a client is absent; see `follow_clusters`.
-    """
-    clients, ordered = client_order(run, order)
-    return follow_clusters(run.matrices["clusters"])[:, clients].T, clients, ordered
 
 
 def cluster_colors(labels: NDArray[np.int64]) -> list[str]:

@@ -8,7 +8,6 @@ largest: a harm that is shown would be shown with the answers too, but some is m
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -28,30 +27,19 @@ MATTERS = 0.01
 Numbers = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Harm:
-    """Harm of a method to its clients, beyond the noise of their test splits.
-
-    Shares of the clients that are shown to be harmed, and that are estimated to lose `MATTERS` or
-    more; the interval of the largest loss, mean over seeds.
-    """
-
-    shown: float = math.nan
-    estimate: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
+HARM = ("harmed_shown", "harmed_estimate", "worst_loss_low", "worst_loss_high")
+"""Columns of the harm of a method, beyond the noise of its clients' test splits: the shares of the
+clients that are shown to be harmed, and that are estimated to lose `MATTERS` or more; the interval
+of the largest loss, mean over seeds."""
 
 
-def harm_of(clients: pd.DataFrame) -> Harm:
-    """Return the harm of a method to its clients.
-
-    Clients without counts are left out.
-    """
+def harm_of(clients: pd.DataFrame) -> dict[str, float]:
+    """Return the `HARM` of a method to its clients; NaN if none of them has counts."""
     rows = clients.dropna(subset=["gain", "test_images", "local_test_images"])
     # Other counts are those of other images, which cannot be paired.
     rows = rows[rows["test_images"] == rows["local_test_images"]]
     if rows.empty:
-        return Harm()
+        return dict.fromkeys(HARM, math.nan)
     images = rows["test_images"].to_numpy(float)
     right = np.round(rows["accuracy"].to_numpy(float) * images)
     before = np.round(rows["local_accuracy"].to_numpy(float) * images)
@@ -65,13 +53,9 @@ def harm_of(clients: pd.DataFrame) -> Harm:
         noise_of_independent(right, before, images),
         noise_of_paired(lost, won, images),
     )
-    low, high = worst_loss_interval(rows["seed"], right, before, images)
-    return Harm(
-        shown=float(shown.mean()),
-        estimate=estimated_share((right - before) / images, noise),
-        low=low,
-        high=high,
-    )
+    estimate = estimated_share((right - before) / images, noise)
+    interval = worst_loss_interval(rows["seed"], right, before, images)
+    return dict(zip(HARM, (float(shown.mean()), estimate, *interval), strict=True))
 
 
 def mcnemar(lost: Numbers, won: Numbers) -> Numbers:

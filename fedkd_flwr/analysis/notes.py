@@ -194,7 +194,7 @@ def _notes_on_tables(of_methods: Mapping[str, list[Run]]) -> list[str]:
         varied = varied_settings(runs)
         for name, value in table_settings(runs[0].config).items():
             if name not in varied:
-                methods[_ending(name)][value].append(strategy)
+                methods[name.rpartition(".")[2]][value].append(strategy)
     differing = [
         f"{name} = {', '.join(f'{value} ({_listed(found)})' for value, found in values.items())}"
         for name, values in sorted(methods.items())
@@ -203,10 +203,6 @@ def _notes_on_tables(of_methods: Mapping[str, list[Run]]) -> list[str]:
     if not differing:
         return []
     return [f"Settings of methods that share a name but not a value: {'; '.join(differing)}."]
-
-
-def _ending(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
@@ -256,7 +252,9 @@ def notes_on_provenance(runs: Sequence[Run]) -> list[str]:
     accepted = sum(has_accepted_code(run.description) for run in runs)
     if accepted:
         notes.append(f"Runs whose own code changed with accept-changes: {accepted}.")
-    modified = sum(any(_is_modified(maker) for maker in own) for own in makers)
+    modified = sum(
+        any(maker.get("project", {}).get("modified", False) for maker in own) for own in makers
+    )
     if modified:
         notes.append(f"Runs that code other than its recorded commit made: {modified}.")
     return notes
@@ -266,10 +264,6 @@ def _makers(run: Run) -> list[Mapping[str, Any]]:
     """Return what describes each process that wrote rounds of a run."""
     written = range((run.summary or {})["rounds"])
     return [leg for leg, rounds in legs_of(run.description) if written[rounds]]
-
-
-def _is_modified(maker: Mapping[str, Any]) -> bool:
-    return bool(maker.get("project", {}).get("modified", False))
 
 
 def _made_by(description: Mapping[str, Any]) -> dict[str, str]:

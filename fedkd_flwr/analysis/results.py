@@ -57,8 +57,8 @@ def jains_index(accuracies: pd.Series) -> float:
     return float(accuracies.sum()) ** 2 / (len(accuracies) * squares) if squares else math.nan
 
 
-AT_SECOND_MOMENTS = ("trained_accuracy", "received_accuracy")
-"""Mean accuracies after local training or as received, where ``accuracy`` is of the other one."""
+AT_SECOND_MOMENTS = ("trained_accuracy", "received_accuracy", "distilled_accuracy")
+"""Mean accuracies at other moments of a round than that of ``accuracy``."""
 
 OF_NEW_CLIENTS = ("new_accuracy", "new_worst", "new_beats_local")
 """Columns of a run that are about its new clients, where some run has any."""
@@ -145,7 +145,9 @@ def run_results(
                 "accuracy_chosen": chosen.get("accuracy_mean"),
                 "clients_std": accuracies.std(ddof=0),
                 "clients_worst": accuracies.min(),
-                **_spread_over_clients(accuracies),
+                "clients_decile": bottom_decile(accuracies),
+                "clients_worst_tenth": mean_of_worst_tenth(accuracies),
+                "jain": jains_index(accuracies),
                 **_against_reference(own["gain"].dropna()),
                 "nll": last.get("loss_mean"),
                 **_means_over_clients(run),
@@ -173,14 +175,6 @@ def steps_of_a_client(run: Run) -> float:
     """Return the steps of the whole run divided by its clients in training."""
     steps: int | None = (run.summary or {}).get("gradient_steps")
     return math.nan if steps is None else steps / plan_of(run.config).num_training
-
-
-def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:
-    return {
-        "clients_decile": bottom_decile(accuracies),
-        "clients_worst_tenth": mean_of_worst_tenth(accuracies),
-        "jain": jains_index(accuracies),
-    }
 
 
 def _means_over_clients(run: Run) -> dict[str, float]:

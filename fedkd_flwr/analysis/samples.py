@@ -40,15 +40,8 @@ def client_data(run: Run, partition_id: int) -> ClientData:
 def label_counts(run: Run) -> pd.DataFrame:
     """Count each client's samples by class, over its training, validation and test data.
 
-    Returns
-    -------
-    DataFrame
-        One row per client, one column per class of the data set.
-
-    Raises
-    ------
-    ConfigError, DataError
-        If the data of the run cannot be rebuilt on this machine.
+    One row per client, one column per class of the data set. Raises `ConfigError` or `DataError` if
+    the data of the run cannot be rebuilt on this machine.
     """
     plan = recorded_config(run).run.data_plan
     labels = labels_of(plan.settings)

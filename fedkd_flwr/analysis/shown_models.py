@@ -60,13 +60,15 @@ def validation_accuracies(run: Run) -> pd.Series:
 def showing(run: Run, model: str) -> Run:
     """Return a run whose accuracies are those of another model than the clients' own.
 
-    What is recorded of their own model alone is left out: new clients, for one.
+    What is recorded of their own model alone is left out.
     """
     other, rows = replace(run), run.evaluation_rows
     evaluated = {(row["round"], row["client"]) for row in rows if row["model"] == "own"}
     known = [row for row in rows if (row["round"], row["client"]) in evaluated]
     about_accuracy = accuracy_statistics(run.client_rows).keys()
     further = {name: table for name, table in run.further_rows.items() if name != NEW_CLIENTS}
+    if joined := [_as_own(row, model) for row in run.further_rows.get(NEW_CLIENTS, [])]:
+        further[NEW_CLIENTS] = joined
     # What a run reads from its files is cached.
     stored = {
         EVALUATIONS: [{**row, "model": "own"} for row in known if row["model"] == model],
@@ -76,6 +78,13 @@ def showing(run: Run, model: str) -> Run:
     vars(other).update(_stored=stored, further_rows=further)
     vars(other)["summary"] = summarize(other, (run.summary or {})["seconds"])
     return other
+
+
+def _as_own(row: Row, model: str) -> Row:
+    """Return the row of a new client with the columns of another model as those of its own."""
+    prefix = f"{model}_"
+    of_model = {name.removeprefix(prefix): v for name, v in row.items() if name.startswith(prefix)}
+    return {**_only(row, OF_EVERY_MODEL), **of_model}
 
 
 def _only(row: Row, names: Collection[str]) -> Row:

@@ -1,7 +1,7 @@
 """Verdicts of a comparison in words: better, worse, or not shown to differ."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -28,12 +28,9 @@ def verdicts(effects: Mapping[str, Effect], clients: pd.DataFrame, against: str)
     """
     names = clients.dropna(subset="gain").groupby("method")["reference"].unique()
     return [
-        verdict(label, effect, _name_of(names[label], against)) for label, effect in effects.items()
+        verdict(label, effect, names[label][0] if len(names[label]) == 1 else against)
+        for label, effect in effects.items()
     ]
-
-
-def _name_of(references: Sequence[str], against: str) -> str:
-    return references[0] if len(references) == 1 else against
 
 
 def verdicts_on_new_clients(
@@ -59,7 +56,7 @@ def verdict(label: str, effect: Effect, reference: str) -> str:
     if not math.isnan(effect.low):
         details.append(f"95% interval {points(effect.low)} to {points(effect.high)}")
     if not math.isnan(effect.p_holm):
-        details.append(_p_value(effect.p_holm))
+        details.append("p < 0.001" if effect.p_holm < 0.001 else f"p = {effect.p_holm:.2g}")
     shown = f" ({', '.join(details)})" if details else ""
     sentences = [f"{label} {claim}: {points(effect.gain)} points{shown}", _counted(effect)]
     if effect.seeds < FEWEST_SEEDS:
@@ -91,7 +88,3 @@ def basis_of(effects: Mapping[str, Effect]) -> list[str]:
         f"The smallest gain is that found with {POWER:.0%} power at the "
         "first step of the correction, for the measured standard deviation of the differences.",
     ]
-
-
-def _p_value(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"

@@ -37,10 +37,7 @@ def mixture_loss(pair: Pair, images: Tensor, labels: Tensor, alpha: float | Tens
 class MixedLearning:
     """The sum of both losses of APFL. Each has a gradient only for its own model.
 
-    Attributes
-    ----------
-    alpha : float
-        Share of the private model in the mixture.
+    `alpha` is the share of the private model in the mixture.
     """
 
     alpha: float
@@ -58,13 +55,7 @@ class APFLClient(SharedModelClient, ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        alpha : float
-            Share of the private model in the mixture.
-        """
+        """What the client keeps: `alpha`, the share of the private model in the mixture."""
 
         alpha: float
 

@@ -15,12 +15,8 @@ from fedkd_flwr.training.loop import Evaluation
 class Candidate:
     """A model that was distilled for a pair of the grid, with its results.
 
-    Attributes
-    ----------
-    validation, test : Evaluation
-        On validation data, which select the model, and on test data, which select nothing.
-    weights : dict of str to Tensor
-        The model's parameters and buffers.
+    Those on validation data select the model, those on test data select nothing. `weights` are its
+    parameters and buffers.
     """
 
     validation: Evaluation
@@ -32,19 +28,10 @@ class Candidate:
 class PairSearch:
     """A client's progress through the pairs of the grid.
 
-    Attributes
-    ----------
-    counts : ndarray
-        Shape (pairs, 2): correct predictions of each pair's model on validation and on test data,
-        `DIVERGED` for both if the pair diverged or was not tried yet.
-    tried : int
-        Number of pairs that were tried, in the order of the grid.
-    best : int
-        Position of the best pair on validation data, -1 for none.
-    loss : float
-        Its validation cross-entropy.
-    weights : dict of str to Tensor
-        Its model.
+    `counts` (pairs, 2) are correct predictions of each pair's model on validation and on test data,
+    `DIVERGED` for both if the pair diverged or was not tried yet. The first `tried` pairs were.
+    `best` is the position of the best pair on validation data, -1 for none; `loss` and `weights`
+    are its validation cross-entropy and its model.
     """
 
     counts: NDArray[np.int32]

@@ -28,13 +28,7 @@ LARGEST_SEED = 2**31
 
 
 def refusal(run: RunConfig) -> str:
-    """Return why the clients of a run cannot have estimators, in one sentence; empty if they can.
-
-    Parameters
-    ----------
-    run : RunConfig
-        The run config.
-    """
+    """Return in one sentence why the clients of a run cannot have estimators; empty if they can."""
     if not run.method.record.takes_estimators:
         return (
             f"{run.strategy} needs networks, and estimators exchange soft predictions alone; set "
@@ -51,12 +45,7 @@ def refusal(run: RunConfig) -> str:
 def require_estimator(run: RunConfig, name: str, missing: bool = False) -> None:
     """Refuse an estimator that a run cannot have, by a fit on random numbers.
 
-    With `missing`, some of them are NaN.
-
-    Raises
-    ------
-    ValueError
-        With one sentence.
+    With `missing`, some of them are NaN. Raises `ValueError` with one sentence.
     """
     if reason := refusal(run):
         raise ValueError(f"{name}: {reason}")
@@ -74,10 +63,7 @@ class EstimatorClient(PersonalClient):
     def require_allowed(self) -> None:
         """Refuse an estimator that the run or the node's operator does not allow.
 
-        Raises
-        ------
-        PolicyError
-            With the reason.
+        Raises `PolicyError` with the reason.
         """
         run, node = self.session.run, self.session.node
         if reason := refusal(run):
@@ -124,10 +110,7 @@ class EstimatorClient(PersonalClient):
     def train_locally(self, server_round: int, *_: Any, **__: Any) -> float:
         """Fit on private samples, unless a distillation has done so with public ones too.
 
-        Returns
-        -------
-        float
-            Mean cross-entropy over the private samples, afterwards.
+        Return the mean cross-entropy over the private samples, afterwards.
         """
         if not self.model.was_fitted:
             self.refit()
@@ -165,14 +148,8 @@ class EstimatorClient(PersonalClient):
     ) -> None:
         """Fit a new estimator on private samples, and on public samples if there is a teacher.
 
-        Parameters
-        ----------
-        public : Tensor, optional
-            Shape (P, ...).
-        teacher : Tensor, optional
-            Shape (P, K), rows on the simplex.
-        factor : float
-            What multiplies the weight of public samples.
+        Public samples (P, ...), the teacher (P, K) with rows on the simplex. The weight of public
+        samples is multiplied by `factor`.
         """
         data, settings = self.data, self.session.run.models.estimators
         weights = torch.full_like(data.train_labels, settings.private_weight, dtype=torch.float32)

@@ -166,13 +166,13 @@ class Evaluating:
 
         `against` adds a comparison with another model.
         """
-        data, policy, answers = self.client.data, self._node.policy, b""
+        data, answers = self.client.data, b""
         logits = self._logits(model)
         metrics, test = counts_of("own", logits, data), logits["test"]
-        if self._run.plan.record_answers and policy.tells_answers:
+        if self._run.plan.record_answers:
             answers = packed_answers((test.argmax(dim=1) == data.test_labels).cpu().numpy())
         if measures := self._run.plan.measures:
-            shown = policy.reported
+            shown = self._node.policy.reported
             held = from_numpy(shown(data.class_counts.cpu().numpy())).to(test.device)
             metrics |= measured(test, data.test_labels, held, measures, shown)
         if against is not None:

@@ -13,13 +13,7 @@ from strategies.fd import FDSettings
 
 @dataclass(frozen=True)
 class ClassDistillation:
-    """Cross-entropy plus weighted cross-entropy to the mean prediction of a sample's class.
-
-    Attributes
-    ----------
-    weight : float
-        gamma.
-    """
+    """Cross-entropy plus gamma times cross-entropy to the mean prediction of a sample's class."""
 
     weight: float
 

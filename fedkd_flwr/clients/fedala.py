@@ -35,13 +35,7 @@ class FedALAClient(ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        mixing : dict of str to Tensor
-            W by the names of the mixed parameters; empty until the client has mixed.
-        """
+        """What the client keeps: W by the names of the mixed parameters; empty before a mixture."""
 
         mixing: dict[str, Tensor] = field(default_factory=dict)
 
@@ -73,12 +67,7 @@ class FedALAClient(ParameterClient):
     def mix_with(self, own: Parameters, server_round: int) -> dict[str, Tensor]:
         """Learn W, fill the model with the mixture, and return W.
 
-        Parameters
-        ----------
-        own : mapping of str to Tensor
-            L in the mixed layers. The model holds G.
-        server_round : int
-            Round of the run. The samples for W depend on it.
+        `own` is L in the mixed layers; the model holds G. The samples for W depend on the round.
         """
         received = self.mixed_parameters()
         kept = self.state.mixing

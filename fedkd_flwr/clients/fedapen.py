@@ -19,14 +19,9 @@ from strategies.fedapen import FedAPENSettings
 
 @dataclass(frozen=True)
 class EnsembleLearning:
-    """The mutual learning of a pair, and the cross-entropy of its ensemble.
+    """The mutual learning of a pair, and mu times the cross-entropy of its ensemble.
 
-    Attributes
-    ----------
-    ensemble_weight : float
-        mu, the weight of the ensemble's loss.
-    tensors : sequence of Tensor
-        Of the client: lambda, shape (1,).
+    The client's tensor is lambda, shape (1,).
     """
 
     ensemble_weight: float
@@ -43,16 +38,9 @@ class EnsembleLearning:
 
 
 def slope_of(weight: float, private: Tensor, shared: Tensor, labels: Tensor) -> float:
-    """Return the derivative in lambda of the ensemble's mean cross-entropy.
+    """Return the derivative in lambda, at `weight`, of the ensemble's mean cross-entropy.
 
-    Parameters
-    ----------
-    weight : float
-        lambda.
-    private, shared : Tensor
-        Logits of both models, (n, K).
-    labels : Tensor
-        Shape (n,).
+    Logits of both models (n, K), labels (n,).
     """
     errors = functional.softmax(torch.lerp(shared, private, weight), dim=1)
     errors = errors - functional.one_hot(labels, private.shape[1])
@@ -66,13 +54,7 @@ class FedAPENClient(EnsembleClient):
 
     @dataclass(kw_only=True)
     class State(EnsembleClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        private_weight : float
-            lambda, of the last training until it is learned anew.
-        """
+        """What the client keeps: lambda of the last training, until it is learned anew."""
 
         private_weight: float
 

@@ -24,13 +24,7 @@ class FedDynClient(ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        gradient : Tensor
-            g_k, shape (parameters,).
-        """
+        """What the client keeps: g_k, shape (parameters,)."""
 
         gradient: Tensor
 

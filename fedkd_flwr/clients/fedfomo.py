@@ -35,13 +35,7 @@ class FedFomoClient(ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        start : dict of str to Tensor
-            The model from which it started its last training; empty before the first.
-        """
+        """What the client keeps: the model that began its last training; empty before the first."""
 
         start: dict[str, Tensor] = field(default_factory=dict)
 
@@ -65,12 +59,9 @@ class FedFomoClient(ParameterClient):
         return TrainReply({**self.model_arrays(), GAINS_OF_OTHERS: reported}, {"train-loss": loss})
 
     def weigh(self, candidates: Sequence[Model]) -> NDArray[np.float64]:
-        """Return the gain of each model, (M,), over the start of the last training.
+        """Return the gain of each of M models, (M,), over the start of the last training.
 
-        Parameters
-        ----------
-        candidates : sequence of dict
-            M models, the client's last one included. `model` is overwritten.
+        The client's last model is among them. `model` is overwritten.
         """
         if self.state.start:
             fill_model(self.model, self.state.start)

@@ -17,12 +17,9 @@ from strategies.fedgen import COUNTS, GENERATOR, SHARES, FedGenSettings
 
 @dataclass(frozen=True)
 class GeneratedLearning:
-    """The cross-entropy on private samples, and that of the head on generated features.
+    """The cross-entropy on private samples, plus that of the head on generated features.
 
-    Attributes
-    ----------
-    weight : float
-        Weight of the generated features.
+    The latter is multiplied by `weight`.
     """
 
     weight: float

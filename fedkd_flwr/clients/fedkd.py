@@ -21,13 +21,7 @@ SMALLEST_TASK_LOSS = 0.1
 
 
 class FeaturePair(Pair):
-    """A mentor and a mentee, with the matrix that maps between their features.
-
-    Parameters
-    ----------
-    private, shared : nn.Module
-        Mentor and mentee. They are not copied.
-    """
+    """A mentor and a mentee, not copied, with the matrix that maps between their features."""
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
         super().__init__(private, shared)
@@ -59,13 +53,7 @@ class FedKDClient(SharedModelClient):
 
     @dataclass(kw_only=True)
     class State(SharedModelClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        between_features : dict of str to Tensor
-            W, the matrix between the features; empty before the first training.
-        """
+        """What the client keeps: W, the matrix between the features; empty before a training."""
 
         between_features: dict[str, Tensor] = field(default_factory=dict)
 

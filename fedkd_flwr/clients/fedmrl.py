@@ -18,13 +18,7 @@ from strategies.fedmrl import FedMRLSettings
 
 
 class FusedPair(Pair):
-    """A private and a shared model with a projector on the features of both.
-
-    Parameters
-    ----------
-    private, shared : nn.Module
-        They are not copied.
-    """
+    """A private and a shared model, not copied, with a projector on the features of both."""
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
         super().__init__(private, shared)
@@ -64,10 +58,7 @@ def with_head(model: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
 class NestedLoss:
     """The cross-entropy of both heads, on the first d1 entries of r and on all of them.
 
-    Attributes
-    ----------
-    coarse_weight : float
-        m, the weight of the shared head's.
+    That of the shared head is multiplied by m.
     """
 
     coarse_weight: float
@@ -88,13 +79,7 @@ class FedMRLClient(EnsembleClient):
 
     @dataclass(kw_only=True)
     class State(EnsembleClient.State):
-        """What the client keeps; empty before the first training.
-
-        Attributes
-        ----------
-        projector, shared : dict of str to Tensor
-            The projector, and the shared model as it was trained.
-        """
+        """What the client keeps: projector and shared model as trained; empty before the first."""
 
         projector: dict[str, Tensor] = field(default_factory=dict)
         shared: dict[str, Tensor] = field(default_factory=dict)

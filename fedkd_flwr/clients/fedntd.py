@@ -21,12 +21,9 @@ def not_true(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NotTrueDistillation:
-    """Cross-entropy plus weighted distillation of the classes that are not a sample's label.
+    """Cross-entropy plus beta times distillation of the classes that are not a sample's label.
 
-    Attributes
-    ----------
-    beta, temperature : float
-        Weight of the distillation, and tau of both soft predictions.
+    Both soft predictions have the temperature tau.
     """
 
     beta: float

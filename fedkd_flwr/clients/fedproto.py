@@ -21,15 +21,10 @@ FARTHEST = 1e5
 
 @dataclass(frozen=True)
 class TowardsPrototypes:
-    """Cross-entropy plus ``weight / d * ||h(x) - prototype[y]||²``.
+    """Cross-entropy plus ``weight / d * ||h(x) - prototype[y]||²``, with the weight lambda.
 
-    Attributes
-    ----------
-    tensors : sequence of Tensor
-        The prototypes, (K, d), and flags, (K,), 1 for a class that has a prototype, else 0.
-        Samples of classes without a prototype add nothing.
-    weight : float
-        lambda.
+    The client's tensors are the prototypes, (K, d), and flags, (K,), 1 for a class that has a
+    prototype, else 0. Samples of classes without a prototype add nothing.
     """
 
     tensors: Sequence[Tensor] = field(compare=False)
@@ -47,12 +42,8 @@ class TowardsPrototypes:
 class NearestPrototype(nn.Module):
     """Classifies an image by its nearest prototype: logits are negative squared distances.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Computes the features.
-    prototypes, flags : Tensor
-        Shapes (K, d) and (K,). A class with flag 0 is never predicted.
+    The model computes features; prototypes (K, d), flags (K,). A class with flag 0 is never
+    predicted.
     """
 
     def __init__(self, model: nn.Module, prototypes: Tensor, flags: Tensor) -> None:
@@ -78,11 +69,6 @@ def nearest_prototype_head(prototypes: Tensor, flags: Tensor) -> nn.Linear:
     """Return the linear layer that is equivalent to `NearestPrototype`.
 
     ``-||h - C||² = 2 C h - ||C||² - ||h||²``, and the last term is the same for all classes.
-
-    Parameters
-    ----------
-    prototypes, flags : Tensor
-        See `NearestPrototype`.
     """
     has_prototype, nearness = flags > 0, -prototypes.square().sum(dim=1)
     classes, width = prototypes.shape

@@ -32,18 +32,7 @@ class FedRepClient(ParameterClient):
         return {"head": head, "body": body} if body else {"head": head}
 
     def train_head(self, server_round: int) -> float:
-        """Train the head for `head_epochs` and return the mean loss over all samples seen.
-
-        Parameters
-        ----------
-        server_round : int
-            Round of the run. Batches depend on it.
-
-        Returns
-        -------
-        float
-            Mean loss over all samples seen.
-        """
+        """Train the head for `head_epochs` and return the mean loss over all samples seen."""
         head, _ = head_and_body(self.model)
         optimizer = self.session.local.optimizer(head, server_round)
         generator = self.generator("head-batches", server_round)

@@ -17,14 +17,9 @@ from fedkd_flwr.models.vectors import copied_state
 
 
 class Decoupled(nn.Module):
-    """A global model and a personal head on its features, to be trained together.
+    """A global model, not copied, and a personal head on its features, to be trained together.
 
-    Parameters
-    ----------
-    shared : nn.Module
-        The global model; not copied.
-    head : nn.Linear
-        p, of the shape of the model's own head.
+    The head p has the shape of the model's own head.
     """
 
     def __init__(self, shared: nn.Module, head: nn.Linear) -> None:
@@ -38,10 +33,7 @@ class Decoupled(nn.Module):
 class RobustDecoupling:
     """The sum of both losses of Fed-RoD. Each has a gradient only for its own part.
 
-    Attributes
-    ----------
-    tensors : sequence of Tensor
-        Of the client: log N_c, shape (K,), minus infinity for a class without samples.
+    The client's tensor is log N_c, shape (K,), minus infinity for a class without samples.
     """
 
     tensors: Sequence[Tensor] = field(compare=False)
@@ -61,13 +53,7 @@ class FedRoDClient(ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        personal_head : dict of str to Tensor
-            p, weight and bias.
-        """
+        """What the client keeps: p, weight and bias."""
 
         personal_head: dict[str, Tensor]
 

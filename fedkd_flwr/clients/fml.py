@@ -14,10 +14,7 @@ from strategies.fml import FMLSettings
 class MutualLearning:
     """The sum of both losses of FML. Each has a gradient only for its own model.
 
-    Attributes
-    ----------
-    alpha, beta : float
-        Weights of the labels for the private and for the shared model, in [0, 1].
+    `alpha` and `beta` in [0, 1] weigh the labels for the private and for the shared model.
     """
 
     alpha: float

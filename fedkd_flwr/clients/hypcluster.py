@@ -28,10 +28,7 @@ class HypClusterClient(ParameterClient):
     def choose(self, received: Arrays) -> int:
         """Load the hypothesis with the lowest training loss into the model, and return its index.
 
-        Parameters
-        ----------
-        received : dict of str to ndarray
-            All hypotheses, (c, length) by kind.
+        Received are all hypotheses, (c, length) by kind.
         """
         hypotheses = [
             dict(zip(received, rows, strict=True)) for rows in zip(*received.values(), strict=True)

@@ -8,6 +8,7 @@ from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import epoch_batches, gathered
 from fedkd_flwr.training.losses import Distillation
 from fedkd_flwr.training.regularizers import parameters_of, relative_distance
+from strategies.core.evaluations import DISTILLATION
 from strategies.soft_predictions import DistillationSettings
 
 
@@ -18,33 +19,29 @@ class KTpFLClient(SoftPredictionClient):
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Distill from the teacher if there is one, train locally, reply with soft predictions."""
-        metrics = {}
+        metrics: dict[str, float] = {}
+        counts: dict[str, float] = {}
         teacher = self.teachers("teacher", received)
         if teacher is not None:
             before = parameters_of(self.model)
             metrics["distillation-loss"] = self.distill(teacher, server_round)
             metrics["moved-public"] = relative_distance(self.model, before)
+            counts = self.session.evaluate("distilled")
+        if phase == DISTILLATION:
+            return TrainReply(metrics=counts)
         before = parameters_of(self.model)
         metrics["train-loss"] = self.train_locally(server_round)
         metrics["moved-private"] = relative_distance(self.model, before)
         images = self.session.public_images(server_round)
         predictions = self.answers(received, images, self.settings.temperature)
-        return self.release(predictions, metrics, server_round)
+        reply = self.release(predictions, metrics, server_round)
+        return TrainReply(reply.arrays, {**reply.metrics, **counts})
 
     def distill(self, teacher: Tensor, server_round: int) -> float:
         """Distill from the teacher for R epochs on the last round's public subset (Eq. 6).
 
-        Parameters
-        ----------
-        teacher : Tensor
-            Shape (P, K), rows on the simplex.
-        server_round : int
-            The current round. The teacher belongs to the previous one.
-
-        Returns
-        -------
-        float
-            Mean distillation loss over all samples seen.
+        The teacher (P, K) has rows on the simplex, and belongs to the round before `server_round`.
+        Return the mean distillation loss over all samples seen.
         """
         images = self.session.public_images(server_round - 1)
         return self.distill_on(images, teacher, server_round)
@@ -58,7 +55,7 @@ class KTpFLClient(SoftPredictionClient):
             settings.distillation_epochs,
             self.public_generator(server_round),
         )
-        rate = settings.distillation_learning_rate
+        rate = self.session.local.scheduled(settings.distillation_learning_rate, server_round)
         loss: float = self.do(
             TrainJob(
                 self.model,

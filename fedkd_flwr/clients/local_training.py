@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from logging import INFO, WARNING
+from logging import WARNING
 
 import numpy as np
 import torch
@@ -36,25 +36,14 @@ from fedkd_flwr.training.loop import (
     statistics_of,
 )
 from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
-from strategies.core.counts import metrics_of
 from strategies.core.flower import log
-from strategies.core.metrics import DP_EPSILON, TRAIN_LOSS
+from strategies.core.metrics import DP_EPSILON
 from strategies.core.randomness import random_generator
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Batches and gradients of plain training.
-
-    Attributes
-    ----------
-    run : RunConfig
-        Its settings of the training.
-    node : Node
-        The client.
-    memory : Memory
-        What the client remembers.
-    """
+    """Batches and gradients of plain training of a client, with the settings of the run."""
 
     run: RunConfig
     node: Node
@@ -63,10 +52,7 @@ class LocalTraining:
     def recall(self, folder: MemoryFolder, before_round: int) -> None:
         """Take over the memory from before a round.
 
-        Raises
-        ------
-        ForgottenRunError, DamagedMemoryError
-            As of `MemoryFolder.read`.
+        Raises `ForgottenRunError` or `DamagedMemoryError` as of `MemoryFolder.read`.
         """
         self.memory.replace(folder.read(before_round) or Memory())
 
@@ -81,9 +67,12 @@ class LocalTraining:
 
     def rate(self, server_round: int) -> float:
         """Return the round's learning rate."""
-        training, rounds = self.run.training, self.run.plan.num_server_rounds
-        schedule, reached = training.learning_rate_schedule, min(server_round, rounds)
-        return scheduled_rate(training.learning_rate, schedule, reached, rounds)
+        return self.scheduled(self.run.training.learning_rate, server_round)
+
+    def scheduled(self, rate: float, server_round: int) -> float:
+        """Return a rate in a round by the schedule of the run; beyond the last as in the last."""
+        schedule, rounds = self.run.training.learning_rate_schedule, self.run.plan.num_server_rounds
+        return scheduled_rate(rate, schedule, min(server_round, rounds), rounds)
 
     def optimizer(
         self, parameters: Iterable[nn.Parameter], server_round: int
@@ -133,23 +122,9 @@ class LocalTraining:
         """Tell the operator of a training that was undone; the server is not told."""
         log(WARNING, "Client %d: %s. Its model is as before.", self.node.partition_id, error)
 
-    def limit_metrics(self, metrics: dict[str, float]) -> None:
-        """Reduce the metrics of a train reply to those that may leave the client.
-
-        What is measured on training samples does only if the node's operator allows it.
-        """
-        if self.node.policy.allow_training_metrics:
-            return
-        if TRAIN_LOSS.name in metrics:
-            loss = metrics[TRAIN_LOSS.name]
-            log(INFO, "Client %d: training loss %.4f", self.node.partition_id, loss)
-        self._leave_counts(metrics)
-
-    def _leave_counts(self, metrics: dict[str, float]) -> None:
-        """Remove all metrics but counts of test and validation samples."""
-        counts = {metric.name for metric in metrics_of(self.run.method.record.evaluates)}
-        for name in metrics.keys() - counts:
-            del metrics[name]
+    def spent_privacy(self) -> dict[str, float]:
+        """Return epsilon so far as a metric, if steps spend any."""
+        return {}
 
     def _generator(self, seed: int, purpose: str, server_round: int) -> np.random.Generator:
         return random_generator(seed, purpose, server_round, self.node.partition_id)
@@ -195,12 +170,8 @@ class PrivateTraining(LocalTraining):
     ) -> Gradients:
         """Count a round's steps as spent, then return what takes their gradients.
 
-        Raises
-        ------
-        ValueError
-            If the model mixes samples.
-        PolicyError
-            If the steps would exceed the node's budget.
+        Raises `ValueError` if the model mixes samples. Raises `PolicyError` if the steps would
+        exceed the node's budget.
         """
         require_separate_samples(model)
         settings = self.run.dp_sgd
@@ -220,13 +191,9 @@ class PrivateTraining(LocalTraining):
         kept = self.memory.load(SPENT)
         return np.empty((0, 3)) if kept is None else kept[SPENT].numpy().reshape(-1, 3)
 
-    def limit_metrics(self, metrics: dict[str, float]) -> None:
-        """Replace all but counts by epsilon: losses are means over training samples without noise.
-
-        Counts are of test and validation samples, which the guarantee does not cover.
-        """
-        self._leave_counts(metrics)
-        metrics[DP_EPSILON.name] = epsilon_spent(self.spent(), self.run.dp_sgd.delta)
+    def spent_privacy(self) -> dict[str, float]:
+        """Return epsilon so far as a metric."""
+        return {DP_EPSILON.name: epsilon_spent(self.spent(), self.run.dp_sgd.delta)}
 
     def _secret_generator(self, purpose: str, server_round: int) -> np.random.Generator:
         """Return a generator seeded by the operating system, unless the settings have a seed."""

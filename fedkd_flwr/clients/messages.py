@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.policy import PolicyError
+from strategies.core.counts import IN_TRAINING, EvaluatedModel
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of a message."""
@@ -30,6 +31,8 @@ class Request:
         ``train``, or the name of a further exchange of the method.
     evaluate : bool
         Whether the reply reports counts of the models that the method evaluates in training.
+    evaluate_distilled : bool
+        Whether it reports counts of the last round's model after its distillation.
     is_last_round : bool
         Whether the message belongs to the run's last round.
     best_round : int
@@ -46,6 +49,7 @@ class Request:
     server_round: int = 0
     phase: str = TRAIN
     evaluate: bool = False
+    evaluate_distilled: bool = False
     is_last_round: bool = False
     best_round: int = 0
     trained_rounds: int = 0
@@ -56,11 +60,9 @@ class Request:
     def read(cls, arrays: Arrays, config: Mapping[str, Any]) -> "Request":
         """Read a message from its arrays and its config.
 
-        Raises
-        ------
-        PolicyError
-            If the id of the run is not made of hexadecimal digits. As a name of a folder, it would
-            lead elsewhere. Also if the round is below 1: a memory counts as that of a round.
+        Raises `PolicyError` if the id of the run is not made of hexadecimal digits. As a name of a
+        folder, it would lead elsewhere. Also if the round is below 1: a memory counts as that of a
+        round.
         """
         run_id = str(config.get("run-id", ""))
         if run_id and not re.fullmatch("[0-9a-f]+", run_id):
@@ -73,6 +75,7 @@ class Request:
             server_round,
             str(config.get("phase", TRAIN)),
             bool(config.get("evaluate")),
+            bool(config.get("evaluate-distilled")),
             bool(config.get("last-round")),
             int(config.get("best-round", 0)),
             int(config.get("trained-rounds", 0)),
@@ -90,6 +93,12 @@ class Request:
     def starts_over(self) -> bool:
         """Whether a new client joins with this message, after the training."""
         return self.trained_rounds > 0 and self.server_round == 1
+
+    def asks_for(self, model: EvaluatedModel) -> bool:
+        """Return whether counts of a model are due, if the method evaluates it."""
+        if model == "distilled":
+            return self.evaluate_distilled
+        return self.evaluate or model not in IN_TRAINING
 
     def drawn_in(self, server_round: int) -> int:
         """Return the round whose draw selects the public samples of a round; 0 for all rounds.
@@ -121,10 +130,7 @@ class TrainReply:
 def require_reply(reply: object, client: type) -> None:
     """Refuse what a client's `train` returned if it is no `TrainReply`.
 
-    Raises
-    ------
-    TypeError
-        With one sentence.
+    Raises `TypeError` with one sentence.
     """
     name = f"{client.__qualname__}.train"
     if isinstance(reply, TrainReply):

@@ -15,13 +15,7 @@ from strategies.moon import MOONSettings
 
 @dataclass(frozen=True)
 class ModelContrast:
-    """Cross-entropy plus mu times the model-contrastive term.
-
-    Attributes
-    ----------
-    mu, temperature : float
-        Weight and tau of the term.
-    """
+    """Cross-entropy plus mu times the model-contrastive term, at the temperature tau."""
 
     mu: float
     temperature: float

@@ -17,20 +17,11 @@ COLUMN_KEYS = ("image-column", "label-column", "feature-columns")
 
 
 def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:
-    """Return the names of the data sets that a node reads in a run.
+    """Return the names of the data sets that a node reads in a run, by its flat config.
 
-    Parameters
-    ----------
-    run_config : mapping
-        Flat, not validated.
-    data_path : str
-        The node's own data. If shape, classes and public set are given too, the run's ``dataset``
-        is a mere name.
-
-    Returns
-    -------
-    list of str
-        Without another public set than a part of ``dataset``, if the method needs none at nodes.
+    `data_path` is the node's own data. If shape, classes and public set are given too, the run's
+    ``dataset`` is a mere name. Without another public set than a part of ``dataset``, if the method
+    needs none at nodes.
     """
     dataset = str(run_config.get("dataset", DEFAULTS.dataset))
     public = str(run_config.get("public-dataset", DEFAULTS.public_dataset))

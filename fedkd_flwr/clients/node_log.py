@@ -25,15 +25,6 @@ def log_work(message: Message, context: Context, serve: Serve) -> Message:
     """Handle a message, and log what was done unless server and node are one user's.
 
     A mod of Flower's ClientApp.
-
-    Parameters
-    ----------
-    message : Message
-        What the server asks for.
-    context : Context
-        The node's context.
-    serve : callable
-        Handles the message.
     """
     started_at = time.perf_counter()
     reply = serve(message, context)

@@ -20,13 +20,8 @@ from strategies.per_fedavg import PerFedAvgSettings
 class LossAfterStep:
     """``f(w'; b2)`` at ``w' = w - a ∇f(w; b1)``, with the gradient ``∇f(w'; b2)`` in w.
 
-    The step is treated as a constant, which gives the first-order gradient. The loss needs the
-    model's own parameters, so clients with it are not trained together.
-
-    Attributes
-    ----------
-    rate : float
-        a.
+    The step, of rate a, is treated as a constant, which gives the first-order gradient. The loss
+    needs the model's own parameters, so clients with it are not trained together.
     """
 
     rate: float

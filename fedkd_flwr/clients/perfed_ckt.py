@@ -13,12 +13,7 @@ from strategies.perfed_ckt import FIXED_SUBSET, PerFedCKTSettings
 def nearest_centroid(centroids: Tensor, predictions: Tensor) -> int:
     """Return the centroid nearest to a client's predictions in squared L2 distance (Eq. 4).
 
-    Parameters
-    ----------
-    centroids : Tensor
-        Shape (c, P, K).
-    predictions : Tensor
-        Shape (P, K).
+    Centroids (c, P, K), predictions (P, K).
     """
     return int((centroids - predictions).square().sum(dim=(1, 2)).argmin())
 
@@ -51,17 +46,9 @@ class PerFedCKTClient(SoftPredictionClient):
     ) -> float:
         """Train on private data, with a term towards the centroid on public samples (Eq. 1).
 
-        Parameters
-        ----------
-        images : Tensor
-            Shape (P, channels, height, width), the public samples.
-        centroid : Tensor
-            Shape (P, K).
-        server_round : int
-            Round of the run. Batches depend on it.
-        factor : float
-            What multiplies lambda at this client. It travels in the batch, so that clients with
-            different factors are trained side by side.
+        Public samples (P, channels, height, width), centroid (P, K). `factor` multiplies lambda at
+        this client. It travels in the batch, so that clients with different factors are trained
+        side by side.
         """
         factors = torch.full((len(images),), factor, device=images.device)
         positions = random_batches(

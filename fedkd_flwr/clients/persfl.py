@@ -42,12 +42,7 @@ DIVERGENCES: dict[str, SoftLoss] = {"forward": kl_to_teacher, "reverse": kl_from
 class Imitation:
     """``(1 - lambda) CE + lambda T² soft loss`` on labels and soft labels (Eqs. 3 and 7).
 
-    Attributes
-    ----------
-    share, temperature : float
-        lambda and T.
-    soft_loss : callable
-        KL divergence (Eq. 3) or cross-entropy (Eq. 7).
+    The soft loss is the KL divergence (Eq. 3) or the cross-entropy (Eq. 7).
     """
 
     share: float
@@ -129,10 +124,7 @@ class PersFLClient(ParameterClient):
     def consider_teacher(self, aggregations: int) -> None:
         """Keep the model as teacher if its validation cross-entropy is the lowest so far (Eq. 2).
 
-        Parameters
-        ----------
-        aggregations : int
-            Number of aggregations so far. It is recorded as the teacher's round.
+        The number of aggregations so far is recorded as the teacher's round.
         """
         loss = self.validated().loss
         # NaN never compares as larger, so it would remain the best.
@@ -148,20 +140,12 @@ class PersFLClient(ParameterClient):
 
         If the same message was interrupted before, it continues after the last pair that was tried.
 
-        The evaluation reports ``lambda``, ``temperature`` and ``teacher-round`` of the kept
-        model. For comparison it also reports the test accuracy ``teacher-accuracy``, and counts
-        of the final global model in `model`.
+        The evaluation reports ``lambda``, ``temperature`` and ``teacher-round`` of the kept model.
+        For comparison it also reports the test accuracy ``teacher-accuracy``, and counts of the
+        final global model in `model`.
 
-        Returns
-        -------
-        ndarray
-            Shape (pairs, 2): correct predictions of each pair's model on validation and on
-            test data, `DIVERGED` for both if the pair diverged.
-
-        Raises
-        ------
-        DivergedError
-            If the distillation diverged for every pair.
+        Return correct predictions of each pair's model on validation and on test data, (pairs, 2),
+        `DIVERGED` for both if the pair diverged. Raises `DivergedError` if all diverged.
         """
         counts = self.session.evaluate("global")
         fill_model(self.model, self.state.teacher)
@@ -236,22 +220,11 @@ class PersFLClient(ParameterClient):
         """Train `model`, which is initialized with the teacher, for one pair of the grid (Eq. 3).
 
         At lambda = 1 the gradient of a student that equals its teacher is zero. Unless the network
-        computes something else in training mode, the student is then the teacher itself.
-        If the settings validate it during training, its best state is returned.
+        computes something else in training mode, the student is then the teacher itself. If the
+        settings validate it during training, its best state is returned.
 
-        Parameters
-        ----------
-        teacher_logits : Tensor
-            Shape (D_n, K), on the training data.
-        imitation, temperature : float
-            lambda and T.
-        server_round : int
-            Batches depend on it.
-
-        Raises
-        ------
-        DivergedError
-            If the loss is not finite, in training or on the validation data.
+        `teacher_logits` (D_n, K) are on the training data; `imitation` is lambda. Raises
+        `DivergedError` if the loss is not finite, in training or on the validation data.
         """
         if imitation == 1 and not (mixes_samples(self.model) or draws_while_training(self.model)):
             return self.candidate()
@@ -278,10 +251,7 @@ class PersFLClient(ParameterClient):
     def candidate(self) -> Candidate:
         """Return the current `model` with its results.
 
-        Raises
-        ------
-        DivergedError
-            If its loss on the validation data is not finite.
+        Raises `DivergedError` if its loss on the validation data is not finite.
         """
         validation = self.validated()
         require_finite(validation.loss)

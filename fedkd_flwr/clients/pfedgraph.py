@@ -17,14 +17,9 @@ from strategies.pfedgraph import PFedGraphSettings
 
 @dataclass(frozen=True)
 class Cosine:
-    """Cross-entropy plus a weighted cosine between a model's parameters and a fixed direction.
+    """Cross-entropy plus lambda times a cosine between a model's parameters and a fixed direction.
 
-    Attributes
-    ----------
-    tensors : sequence of Tensor
-        The direction: one tensor per parameter of the model, in order.
-    weight : float
-        lambda of pFedGraph.
+    The client's tensors are the direction, one per parameter of the model, in order.
     """
 
     tensors: Sequence[Tensor] = field(compare=False)

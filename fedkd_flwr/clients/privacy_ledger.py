@@ -42,16 +42,10 @@ class DamagedLedgerError(RuntimeError):
 
 @dataclass(frozen=True)
 class PrivacyLedger:
-    """The releases of a node.
+    """The releases of a node, in a file that is made with the first one.
 
-    Attributes
-    ----------
-    file : Path
-        Made with the first release.
-    budget : float
-        Largest epsilon of all releases together, and for each sample of all trainings together.
-    delta : float
-        delta at which epsilon is counted.
+    `budget` is the largest epsilon of all releases together, and for each sample of all trainings
+    together; it is counted at `delta`.
     """
 
     file: Path
@@ -71,10 +65,7 @@ class PrivacyLedger:
     def lines(self) -> list[dict[str, float]]:
         """Return the numbers of each release and training by their names.
 
-        Raises
-        ------
-        DamagedLedgerError
-            If a line is none of a ledger.
+        Raises `DamagedLedgerError` if a line is none of a ledger.
         """
         if not self.file.exists():
             return []
@@ -84,21 +75,10 @@ class PrivacyLedger:
     def record(self, entry: Mapping[str, float], run_id: str, server_round: int) -> None:
         """Record a release before it leaves the node, or a training before it begins.
 
-        Parameters
-        ----------
-        entry : mapping of str to float
-            `NOISE` of predictions, `PURE` of all labels of a message together, or `OF_STEPS`.
-        run_id : str
-            The run, for the operator.
-        server_round : int
-            The round, for the operator.
-
-        Raises
-        ------
-        PolicyError
-            If it would exceed the budget, or the file cannot be locked. It is then not recorded.
-        DamagedLedgerError
-            If the ledger cannot be read.
+        The entry has `NOISE` of predictions, `PURE` of all labels of a message together, or
+        `OF_STEPS`; run and round are for the operator. Raises `PolicyError` if it would exceed the
+        budget, or the file cannot be locked: it is then not recorded. Raises `DamagedLedgerError`
+        if the ledger cannot be read.
         """
         with self._locked() as file:
             self._check(self._read(file), entry)

@@ -21,11 +21,8 @@ class PrivateKTClient(KTpFLClient):
     ) -> TrainReply:
         """Reply with a label for each row of predictions, at most (A, K), and with nothing else.
 
-        Raises
-        ------
-        PolicyError
-            If the message asks for more than A labels, each of which costs epsilon/A, or if the
-            release would exceed the node's budget.
+        Raises `PolicyError` if the message asks for more than A labels, each of which costs
+        epsilon/A, or if the release would exceed the node's budget.
         """
         if not len(predictions):
             return TrainReply()

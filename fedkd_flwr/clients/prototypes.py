@@ -19,23 +19,10 @@ from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, HEAD_BIAS, HEAD_WEI
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return the mean of each class's rows.
+    """Return the mean of each class's rows, (K, d), and the number of its samples, (K,).
 
-    Parameters
-    ----------
-    values : Tensor
-        Shape (n, d), one row per sample.
-    labels : Tensor
-        Shape (n,), int64.
-    num_classes : int
-        K.
-
-    Returns
-    -------
-    means : Tensor
-        Shape (K, d). Rows of absent classes are zero.
-    counts : Tensor
-        Shape (K,), samples of each class, with the values' type.
+    Rows (n, d), labels (n,) int64. The mean of an absent class is zero; numbers have the rows'
+    type.
     """
     members = functional.one_hot(labels, num_classes).to(values.dtype)
     counts = members.sum(dim=0)
@@ -48,17 +35,7 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> tuple[Tenso
 def without_hidden(
     means: Tensor, counts: Tensor, policy: NodePolicy
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return class means and counts as they leave a node: zeros for small classes.
-
-    Parameters
-    ----------
-    means : Tensor
-        Shape (K, d).
-    counts : Tensor
-        Shape (K,), samples of each class.
-    policy : NodePolicy
-        Says which classes are reported.
-    """
+    """Return class means (K, d) and counts (K,) as they leave a node: zeros for small classes."""
     numbers = counts.cpu().numpy()
     shown = policy.reported(numbers)
     return np.where(shown[:, None], means.cpu().numpy(), 0), np.where(shown, numbers, 0)

@@ -31,25 +31,10 @@ from strategies.core.plan import Settings
 
 
 class Remembered:
-    """The memory of one client, for one message.
+    """The memory of one client, for one message, and where it is kept between messages.
 
-    Parameters
-    ----------
-    kept_in : InProcessContext, ContextOfNode or PartOfMemory
-        Where the memory is kept between messages.
-    run : RunConfig
-        The common run config.
-    settings : Settings
-        The settings of the method.
-    node : Node
-        The node's config.
-
-    Attributes
-    ----------
-    memory : Memory
-        What the client remembers; changes are kept at the end of a train message.
-    local : LocalTraining
-        How the client trains on private data, which may be accounted for in the memory.
+    Changes of `memory` are kept at the end of a train message. `local` is how the client trains on
+    private data, which may be accounted for in the memory.
     """
 
     def __init__(self, kept_in: Place, run: RunConfig, settings: Settings, node: Node) -> None:
@@ -90,24 +75,13 @@ class Remembered:
     def recall(self, request: Request, before_round: int, is_repeated: bool = False) -> None:
         """Load the memory from disk if the context has none, an older or a dropped one.
 
-        Parameters
-        ----------
-        request : Request
-            The message.
-        before_round : int
-            Memories of this round or later are ignored.
-        is_repeated : bool
-            Whether the context has trained in this round before. The server then repeats it after
-            a crash, and the client starts from the memory of the round before.
+        Memories of `before_round` or later are ignored. `is_repeated` says that the context has
+        trained in this round before. The server then repeats it after a crash, and the client
+        starts from the memory of the round before.
 
-        Raises
-        ------
-        ForgottenRunError
-            If the memory was removed to make room for later runs.
-        DamagedMemoryError
-            If it cannot be read.
-        PolicyError
-            If it is the memory of another run or of other settings.
+        Raises `ForgottenRunError` if the memory was removed to make room for later runs,
+        `DamagedMemoryError` if it cannot be read, and `PolicyError` if it is that of another run or
+        of other settings.
         """
         self._require_own_files(request)
         folder = self.folder(request)
@@ -134,10 +108,7 @@ class Remembered:
     def _forget(self, request: Request) -> None:
         """Forget the run, in the context and on disk.
 
-        Raises
-        ------
-        PolicyError
-            If it is the memory of another run or of other settings.
+        Raises `PolicyError` if it is the memory of another run or of other settings.
         """
         self._require_own(self.memory, request)
         self._require_own_files(request)
@@ -200,15 +171,7 @@ def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str
 
 @dataclass(frozen=True, eq=False)
 class SameObjects:
-    """The configs of a run as the key of a cache, compared by identity: nobody changes them.
-
-    Attributes
-    ----------
-    run : RunConfig
-        The run config.
-    settings : Settings
-        The settings of the method.
-    """
+    """The configs of a run as the key of a cache, compared by identity: nobody changes them."""
 
     run: RunConfig
     settings: Settings

@@ -19,13 +19,7 @@ class ScaffoldClient(ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps.
-
-        Attributes
-        ----------
-        control : Tensor
-            c_n, shape (parameters,).
-        """
+        """What the client keeps: c_n, shape (parameters,)."""
 
         control: Tensor
 

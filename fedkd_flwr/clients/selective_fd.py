@@ -29,14 +29,8 @@ def typical_distance(known: Tensor, auxiliary: Tensor) -> float:
 class DensityRatio:
     """KuLSIF: the ratio of the density of known samples to that of auxiliary ones.
 
-    Parameters
-    ----------
-    known, auxiliary : Tensor
-        Shapes (m, d) and (n, d), float64.
-    width : float
-        Width of the kernel.
-    ridge : float
-        lambda of the regularization.
+    Known samples (m, d) and auxiliary ones (n, d) are float64; `width` is that of the kernel, and
+    `ridge` the lambda of the regularization.
     """
 
     def __init__(self, known: Tensor, auxiliary: Tensor, width: float, ridge: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import cached_property, lru_cache
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from fedkd_flwr.clients.evaluating import (
     MethodClient,
     exported_model,
 )
+from fedkd_flwr.clients.gate import leaving
 from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
 from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.clients.policy import has_noise
 from fedkd_flwr.clients.remembered import Remembered
 from fedkd_flwr.clients.safeguard import GROUPS, LOCAL, Safeguard, run_of_private_model
 from fedkd_flwr.config import RunConfig
@@ -39,6 +41,8 @@ from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.export import (
+    distilled_folder,
+    is_better,
     keep_only_best,
     model_card,
     round_folder,
@@ -53,12 +57,15 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import Batch, seeded
-from strategies.core.counts import IN_TRAINING, EvaluatedModel
-from strategies.core.evaluations import read_evaluation
+from strategies.core.counts import EvaluatedModel, metrics_of
+from strategies.core.evaluations import DISTILLATION, read_evaluation
 from strategies.core.flower import log
-from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
+from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS, TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.versions import as_sent
+
+OF_DISTILLED = frozenset(metric.name for metric in metrics_of(["distilled"]))
+"""Metrics that leave a client after the distillation beyond the last round."""
 
 
 class Session:
@@ -122,41 +129,49 @@ class Session:
 
     def serve(self, request: Request) -> TrainReply:
         """Serve a train message. What the model draws depends on round and client only."""
+        if request.phase == DISTILLATION:
+            return self._serve_distillation(request)
         self.request, server_round = request, request.server_round
         with self._remembered.held(request):
             with self._seeded(request.phase, server_round):
                 reply, counts = self._trained(request)
             with self._seeded(request.phase, server_round):
                 self._train_alone()
-            counts[GRADIENT_STEPS.name] = self.gradient_steps.taken
+            counts |= {GRADIENT_STEPS.name: self.gradient_steps.taken, **self.local.spent_privacy()}
             self.save()
             self._remembered.note_round(request)
             evaluation = TrainReply()
             if request.evaluate and self.run.method.record.evaluates_trained_model:
                 evaluation = self.evaluate_model({}, server_round)
             self.keep()
-        return self._leaving(reply, counts, evaluation)
+        metrics = {**reply.metrics, **counts, **evaluation.metrics}
+        return self._leaving(TrainReply(reply.arrays, metrics, evaluation.answers))
+
+    def _serve_distillation(self, request: Request) -> TrainReply:
+        """Count what the next round would begin with. Nothing is kept."""
+        self.request, self._stored_state = request, None
+        next_round = request.server_round + 1
+        self._remembered.recall(request, next_round)
+        with self._seeded(TRAIN, next_round):
+            reply = self.client.train(request.arrays, next_round, request.phase)
+        self._export_distilled(request.server_round)
+        counts = {name: v for name, v in reply.metrics.items() if name in OF_DISTILLED}
+        return self._leaving(TrainReply(metrics=counts))
 
     def serve_evaluation(self, request: Request) -> TrainReply:
         """Serve an evaluation message. Nothing is kept."""
         self.request, self._stored_state = request, None
         self._remembered.recall(request, request.server_round + 1)
-        evaluation = self.evaluate_model(request.arrays, request.server_round)
-        return self._leaving(None, {}, evaluation)
+        return self._leaving(self.evaluate_model(request.arrays, request.server_round))
 
-    def _leaving(
-        self, trained: TrainReply | None, counts: Mapping[str, float], evaluation: TrainReply
-    ) -> TrainReply:
+    def _leaving(self, reply: TrainReply) -> TrainReply:
         """Return what leaves the client; arrays and metrics leave it nowhere else."""
-        arrays: Arrays = {}
-        metrics: dict[str, float] = {}
-        if trained is not None:
-            arrays, metrics = trained.arrays, dict(trained.metrics)
-            self.local.limit_metrics(metrics)
-        metrics |= counts
-        if self.policy.allow_counts:
-            metrics |= evaluation.metrics
-        return TrainReply(arrays, metrics, evaluation.answers)
+        noisy = has_noise(self.run, self.settings)
+        left = leaving(reply, self.run, self.data.classes, self.policy, noisy)
+        loss = reply.metrics.get(TRAIN_LOSS.name)
+        if loss is not None and TRAIN_LOSS.name not in left.metrics and not noisy:
+            log(INFO, "Client %d: training loss %.4f", self.partition_id, loss)
+        return left
 
     def _trained(self, request: Request) -> tuple[TrainReply, dict[str, float]]:
         """Recall and train; return the method's reply, and counts of the trained model."""
@@ -196,13 +211,11 @@ class Session:
     def evaluate(self, name: EvaluatedModel) -> dict[str, float]:
         """Count the correct predictions of the client's model as it is, as metrics of this name.
 
-        Empty if the method does not evaluate this model, in the training of a round without
-        evaluation, and where the node withholds counts.
+        Empty if the method does not evaluate this model, and in the training of a round without
+        evaluation.
         """
-        is_due = self.request.evaluate or name not in IN_TRAINING
-        if not (is_due and name in self.run.method.record.evaluates and self.policy.allow_counts):
-            return {}
-        return self._evaluating.counted(name)
+        is_counted = self.request.asks_for(name) and name in self.run.method.record.evaluates
+        return self._evaluating.counted(name) if is_counted else {}
 
     def evaluated_model(self, server_round: int) -> nn.Module:
         """Return what a method that evaluates the trained model has evaluated in a round."""
@@ -217,7 +230,7 @@ class Session:
             counts, answers = self._count(evaluated, server_round)
             metrics = {**counts, **evaluated.metrics}
             steps = self.gradient_steps.taken - taken
-            if steps and not self.policy.hides_divergence:
+            if steps:
                 metrics[FINE_TUNING_STEPS.name] = steps
             self._export(evaluated, {**read_evaluation(metrics).row, "round": server_round})
         return TrainReply({}, metrics, answers)
@@ -237,40 +250,69 @@ class Session:
 
         return self._evaluating.count(evaluated.model, against)
 
+    def _export_distilled(self, server_round: int) -> None:
+        """Export the model after its distillation: to be chosen by the run, or if a node does."""
+        folder = self._folder_of_run
+        # What the safeguard deploys is a mixture with the model after local training.
+        if folder is None or self.safeguard:
+            return
+        model, is_of_run = self.client.model, "models-dir" not in self.context.node_config
+        with self.local.evaluation_statistics(model, self.data.train_images):
+            results = read_evaluation(self._evaluating.counted("own")).row
+            results |= {"round": server_round}
+            last = (
+                distilled_folder(folder) if is_of_run else self._last_folder(folder, server_round)
+            )
+            if is_of_run or is_better(results, last, self.partition_id):
+                self._write(Evaluated(model), last, results)
+
     def _export(self, evaluated: Evaluated, results: Mapping[str, float]) -> None:
         """Write the personalized model and its card to where the run and the node ask for it."""
         for folder in self._export_folders(int(results["round"])):
-            try:
-                self._write_model(evaluated, folder, results)
-            except (OSError, RuntimeError, SafetensorError) as error:
-                # A full disk, or a tensor that cannot be written, must not lose the results.
-                log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
+            self._write(evaluated, folder, results)
 
     def _export_folders(self, server_round: int) -> list[Path]:
         """Return the folders for the evaluated model, after removing older models there."""
-        folder, request = self.node.models_folder, self.request
+        folder, request = self._folder_of_run, self.request
         if folder is None:
             return []
-        # Where the node has its own operator, no run replaces the model of another. Whoever starts
-        # a run chooses its own id, but not the one that Flower gives it.
-        keeps_versions = not self.policy.trust_server
-        folder = folder / f"{self.context.run_id}-{request.run_id}" if keeps_versions else folder
-        of_round = round_folder(folder, server_round)
-        last = [of_round if keeps_versions else folder] if request.is_last_round else []
+        last = [self._last_folder(folder, server_round)] if request.is_last_round else []
         if not self.run.keep_best or request.trained_rounds:
             return last
         keep_only_best(folder, self.partition_id, request.best_round)
-        return list(dict.fromkeys([*last, of_round]))
+        return list(dict.fromkeys([*last, round_folder(folder, server_round)]))
 
-    def _write_model(
-        self, evaluated: Evaluated, folder: Path, results: Mapping[str, float]
-    ) -> None:
+    @property
+    def _folder_of_run(self) -> Path | None:
+        """The folder for the run's models, if any.
+
+        Where the node has its own operator, no run replaces the model of another. Whoever starts a
+        run chooses its own id, but not the one that Flower gives it.
+        """
+        folder = self.node.models_folder
+        if folder is None or self.policy.trust_server:
+            return folder
+        return folder / f"{self.context.run_id}-{self.request.run_id}"
+
+    def _last_folder(self, folder: Path, server_round: int) -> Path:
+        return folder if self.policy.trust_server else round_folder(folder, server_round)
+
+    def _write(self, evaluated: Evaluated, folder: Path, results: Mapping[str, Any]) -> None:
+        try:
+            self._write_model(evaluated, folder, results)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            # A full disk, or a tensor that cannot be written, must not lose the results.
+            log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
+
+    def _write_model(self, evaluated: Evaluated, folder: Path, results: Mapping[str, Any]) -> None:
         """Write the personalized model and its card, with the results, into a folder."""
         whose = (self.model_name, self.partition_id, self.node.data_path)
         model = exported_model(evaluated)
         shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
         card = model_card(self.run, self.request.run_id, *whose, self.data.scaling, results, shared)
         card["levels"] = asdict(self.data.samples.levels)
+        if self.request.phase == DISTILLATION:
+            card["evaluated"] = "distilled"
         if self.safeguard:
             card["safeguard"] = asdict(self.safeguard.blend)
             model = self.safeguard.deployed(model)
@@ -299,17 +341,18 @@ class Session:
     def properties(self) -> dict[str, Any]:
         """The client's identity, the sizes of its data, and hashes that are the same everywhere.
 
-        The hashes are those of the public set and of the names of the classes. Sizes that only
-        matter for results are 0 if the node withholds its counts.
+        The hashes are those of the public set and of the names of the classes. Sizes that may not
+        leave the node are 0.
         """
         data, run, own_data = self.data, self.run, self.node.data_path
-        has_results, (train, validation, test) = self.policy.allow_counts, data.sizes
+        train, validation, test = data.sizes
+        sizes: dict[str, float] = {"num-examples": train}
+        sizes |= {"test-size": test, "validation-size": validation}
         names = class_names(own_data, data.classes, run.data.label_column)
         return {
             **self.identity,
-            "num-examples": train,
-            "test-size": test if has_results else 0,
-            "validation-size": validation if has_results else 0,
+            **dict.fromkeys(sizes, 0),
+            **self._leaving(TrainReply(metrics=sizes)).metrics,
             "public-hash": hash_of_public_pool(self.data_plan),
             "classes-hash": hash_of_names(names),
             "num-clients": 0 if own_data else run.plan.num_clients,

@@ -23,13 +23,7 @@ from strategies.parameters import SharedModelSettings
 
 
 class Pair(nn.Module):
-    """A client's private model and its copy of the shared one, to be trained together.
-
-    Parameters
-    ----------
-    private, shared : nn.Module
-        They are not copied.
-    """
+    """A client's private model and its copy of the shared one, trained together; not copied."""
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
         super().__init__()
@@ -41,14 +35,7 @@ class Pair(nn.Module):
 def taught(logits: Tensor, labels: Tensor, teacher: Tensor, weight: float) -> Tensor:
     """Return ``weight * CE + (1 - weight) * KL(teacher || student)``, for the student only.
 
-    Parameters
-    ----------
-    logits, teacher : Tensor
-        Shapes (batch, K), logits of the student and of the teacher.
-    labels : Tensor
-        Shape (batch,).
-    weight : float
-        In [0, 1].
+    Logits of the student and of the teacher (batch, K), labels (batch,), weight in [0, 1].
     """
     predictions = functional.softmax(teacher.detach(), dim=1)
     imitation = kl_to_teacher(logits, predictions, temperature=1.0)
@@ -60,19 +47,8 @@ def shared_parameters(
 ) -> list[nn.Parameter]:
     """Return the parameters of the shared part of a model, which the server replaces.
 
-    Parameters
-    ----------
-    client : PersonalClient
-        The client that trains it.
-    model : nn.Module
-        What is trained.
-    takes : type of nn.Module
-        What the client trains: a class whose `shared` is the shared part.
-
-    Raises
-    ------
-    TypeError
-        If the model is of another class.
+    The client trains models of a class whose `shared` is that part. Raises `TypeError` if the model
+    is of another class.
     """
     if not isinstance(model, takes):
         raise TypeError(

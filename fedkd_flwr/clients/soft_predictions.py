@@ -27,15 +27,7 @@ class SoftPredictionClient(PersonalClient):
         return random_generator(self.session.run.plan.seed, "public-batches", server_round)
 
     def teachers(self, name: str, received: Arrays) -> Tensor | None:
-        """Return the teacher predictions of a message, (..., P, K); None if there are none yet.
-
-        Parameters
-        ----------
-        name : str
-            Name of the array with the teacher predictions.
-        received : dict of str to ndarray
-            Arrays of the message.
-        """
+        """Return the teacher predictions of a message, (..., P, K); None if there are none yet."""
         return self.received_predictions(name, received) if name in received else None
 
     def soft_predictions(self, images: Tensor, temperature: float) -> Tensor:
@@ -43,21 +35,9 @@ class SoftPredictionClient(PersonalClient):
         return torch.softmax(self.predict(self.model, images) / temperature, dim=1)
 
     def answers(self, received: Arrays, images: Tensor, temperature: float) -> Tensor:
-        """Predict on the public samples that the message asks for.
+        """Predict on the public samples (P, ...) that the message asks for.
 
-        Parameters
-        ----------
-        received : dict of str to ndarray
-            Arrays of the message.
-        images : Tensor
-            Shape (P, channels, height, width).
-        temperature : float
-            T of the soft predictions.
-
-        Returns
-        -------
-        Tensor
-            Shape (A, K), rows on the simplex. It has no rows if nothing is asked for.
+        Return soft predictions (A, K), rows on the simplex; no rows if nothing is asked for.
         """
         if ASKED in received:
             images = images[self._mask(ASKED, received)]
@@ -70,13 +50,7 @@ class SoftPredictionClient(PersonalClient):
         return self.tensor(unpacked_mask(received[name], self.session.run.plan.public_size))
 
     def received_predictions(self, name: str, received: Arrays) -> Tensor:
-        """Decode the probabilities of a message.
-
-        Returns
-        -------
-        Tensor
-            Shape (..., P, K) float32, on the device.
-        """
+        """Decode the probabilities of a message to (..., P, K) float32, on the device."""
         probabilities = self.settings.wire.received(name, received)
         return torch.from_numpy(probabilities).to(self.device)
 
@@ -85,33 +59,20 @@ class SoftPredictionClient(PersonalClient):
     ) -> TrainReply:
         """Reply with predictions, clipped and with noise if the settings ask for it.
 
-        With noise no metrics are sent, because losses and clusters are private too.
-
-        Parameters
-        ----------
-        predictions : Tensor
-            Shape (A, K), rows on the simplex. Without rows, nothing is sent.
-        metrics : dict of str to float
-            Numbers for the server, if there is no noise.
-        server_round : int
-            Reproducible noise depends on it.
-
-        Raises
-        ------
-        PolicyError
-            If the release would exceed the node's budget.
+        Predictions (A, K) have rows on the simplex; without rows, nothing is sent. With noise,
+        metrics that depend on training stay here. Raises `PolicyError` if the release would exceed
+        the budget of the node.
         """
         settings, wire = self.settings, self.settings.wire
         if not len(predictions):
-            return TrainReply(metrics={} if settings.noise_multiplier else metrics)
+            return TrainReply(metrics=metrics)
         released = predictions.cpu().numpy()
         if settings.noise_multiplier:
             self.note_release(server_round)
             released = noised_predictions(
                 released, settings.clip_norm, settings.noise_multiplier, self._noise(server_round)
             )
-            return TrainReply(wire.encode(PREDICTIONS, released))
-        if settings.clip_norm:
+        elif settings.clip_norm:
             released = clip_towards_uniform(released, settings.clip_norm)
         return TrainReply(wire.encode(PREDICTIONS, released), metrics)
 

@@ -26,22 +26,13 @@ in the proximal term is not a number.
 def most_needed(without: Sequence[Evaluation]) -> int:
     """Return the operation to keep: the one whose removal costs most accuracy.
 
-    Parameters
-    ----------
-    without : sequence of Evaluation
-        Validation results with each operation removed in turn.
+    Given are validation results with each operation removed in turn.
     """
     return min(range(len(without)), key=lambda k: without[k].rank)
 
 
 def tie_to(shared: nn.Module, personal: nn.Module) -> list[Tensor]:
-    """Return the center of the proximal term: w, but v for architecture weights.
-
-    Parameters
-    ----------
-    shared, personal : nn.Module
-        w as received, and v. Both have the same architecture.
-    """
+    """Return the center of the proximal term: w as received, but v for architecture weights."""
     pairs = zip(personal.named_parameters(), shared.parameters(), strict=True)
     return [
         (own if name.startswith("alpha") else other).detach().clone()
@@ -93,12 +84,7 @@ class SpiderClient(ParameterClient):
     def decide(self, alpha: Tensor, edge: int) -> None:
         """Keep the operation of an edge that matters most for the validation accuracy.
 
-        Parameters
-        ----------
-        alpha : Tensor
-            Architecture weights of the model, (edges, operations). The edge's row is changed.
-        edge : int
-            The row.
+        The edge's row of the architecture weights (edges, operations) is changed.
         """
         row = alpha[edge].clone()
         candidates = torch.nonzero(row > PRUNED).flatten().tolist()

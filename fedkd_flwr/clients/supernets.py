@@ -36,12 +36,8 @@ class SupernetClient(ParameterClient):
     def search_samples(self) -> tuple[Tensor, Tensor]:
         """Return the positions of the training samples for omega and for alpha.
 
-        They are the same in all rounds. With an `alpha_share` of 0, both are all samples.
-
-        Raises
-        ------
-        ValueError
-            If there is only one sample to divide.
+        They are the same in all rounds. With an `alpha_share` of 0, both are all samples. Raises
+        `ValueError` if there is only one sample to divide.
         """
         share = self.settings.alpha_share
         if not share:
@@ -60,13 +56,8 @@ class SupernetClient(ParameterClient):
     def search(self, server_round: int) -> float:
         """Alternate one alpha step and one omega step for E epochs over omega's samples.
 
-        A network without architecture weights, such as one with a fixed genotype, is trained on
-        all training samples.
-
-        Returns
-        -------
-        float
-            Mean omega loss over all samples seen.
+        A network without architecture weights, such as one with a fixed genotype, is trained on all
+        training samples. Return the mean omega loss over all samples seen.
         """
         alphas, omegas = split_parameters(self.model)
         if not alphas:

@@ -21,13 +21,11 @@ from flwr.app import Message
 
 import strategies
 from fedkd_flwr.clients.policy import PolicyError
+from fedkd_flwr.custom_objects.importing import INSTALLED, OURS
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.training.loop import DivergedError
 from strategies.core.flower import log
 from strategies.core.replies import shortened
-
-OUR_PACKAGES = ("fedkd_flwr", "strategies")
-"""Exceptions that are defined here explain themselves and need no traceback."""
 
 SENTENCES = {
     "ConfigError": "this node cannot use the run config",
@@ -42,15 +40,13 @@ SENTENCES = {
     "OSError": "it cannot read or write a file",
     "OutOfMemoryError": "it has too little memory",
     "CustomObjectError": "it cannot use a custom object",
+    "UndeclaredError": "its method sends what it does not declare",
     "SurplusNodeError": "it is surplus: its partition-id is none of the run's",
 }
 """What leaves a node of an exception besides its class, by the name of the class or of a base."""
 
 FAILED = "it failed"
 """What leaves a node of any other exception."""
-
-INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed libraries."""
 
 NOT_OWN = (
     str(Path(__file__).parents[1]),
@@ -71,19 +67,10 @@ class ClientCodeError(RuntimeError):
 
 
 def stop_at_own_code(failures: Mapping[int, Exception]) -> None:
-    """Stop the run if one of the clients failed in the user's code.
+    """Stop the run if a client failed in the user's code; what clients raised, by partition-id.
 
-    Divergence and unreadable data do not stop a run.
-
-    Parameters
-    ----------
-    failures : mapping of int to Exception
-        What clients raised, by partition-id.
-
-    Raises
-    ------
-    ClientCodeError
-        With the clients that failed alike.
+    Divergence and unreadable data do not stop a run. Raises `ClientCodeError` with the clients that
+    failed alike.
     """
     own = {n: error for n, error in failures.items() if traceback_of_own_code(error)}
     if not own:
@@ -96,10 +83,7 @@ def stop_at_own_code(failures: Mapping[int, Exception]) -> None:
 def stop_at_reported_failures(replies: Iterable[Message]) -> None:
     """Stop a simulation if one of the replies tells of a failure in the user's code.
 
-    Raises
-    ------
-    ClientCodeError
-        With the clients that failed alike.
+    Raises `ClientCodeError` with the clients that failed alike.
     """
     reasons = (reply.error.reason or "" for reply in replies if reply.has_error())
     found = (match for reason in reasons if (match := IN_OWN_CODE.search(reason)))
@@ -164,19 +148,9 @@ class NodeFailureError(RuntimeError):
 
 
 def failure_to_send(error: Exception, partition_id: object) -> NodeFailureError:
-    """Log an exception with its traceback, and return what may leave the node.
+    """Log an exception of a client with its traceback, and return what may leave the node.
 
-    Parameters
-    ----------
-    error : Exception
-        What was raised.
-    partition_id : object
-        The client, for the log.
-
-    Returns
-    -------
-    NodeFailureError
-        The name of the class, a fixed sentence, and a code that the log has too.
+    That is the name of its class, a fixed sentence, and a code that the log has too.
     """
     code = secrets.token_hex(3)
     log(ERROR, "Client %s failed, code %s:", partition_id, code)
@@ -199,7 +173,7 @@ def _public_name(kind: type) -> str:
 
 
 def _is_known(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in (*OUR_PACKAGES, "builtins", "torch", "numpy")
+    return kind.__module__.partition(".")[0] in (*OURS, "builtins", "torch", "numpy")
 
 
 class Tracebacks:
@@ -212,16 +186,8 @@ class Tracebacks:
         self._logged: set[tuple[object, ...]] = set()
 
     def log_once(self, error: Exception, partition_id: object) -> None:
-        """Log an error's traceback, unless it was logged before or the error explains itself.
-
-        Parameters
-        ----------
-        error : Exception
-            What a client raised.
-        partition_id : object
-            The client.
-        """
-        if type(error).__module__.partition(".")[0] in OUR_PACKAGES:
+        """Log an error's traceback, unless it was logged before or the error explains itself."""
+        if type(error).__module__.partition(".")[0] in OURS:
             return
         frames = traceback.extract_tb(error.__traceback__)
         key = (type(error), *((frame.filename, frame.lineno) for frame in frames))

@@ -20,13 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkd_flwr.custom_objects.importing import OURS, name_in_module
+from fedkd_flwr.custom_objects.importing import INSTALLED, OURS, name_in_module
 
 MAIN = "__main__"
 """The module of a script or a notebook, which has no source that could be read again."""
-
-INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed packages."""
 
 _METHODS = (FunctionType, staticmethod, classmethod, property)
 """Members of a class that hold code."""

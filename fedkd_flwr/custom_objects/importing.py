@@ -28,7 +28,10 @@ OF_THIS_PROCESS = (OBJECT, "__main__")
 """What a name begins with that other processes cannot find."""
 
 OURS = ("fedkd_flwr", "strategies")
-"""The packages of this project."""
+"""The packages of this project, whose exceptions explain themselves and need no traceback."""
+
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders of installed packages."""
 
 HELD: dict[str, Any] = {}
 """Objects that were given to this process, by their names ``object:NAME``."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,24 +26,14 @@ SAMPLES, LABELS = ("x", "samples", "images", "data"), ("y", "labels", "label", "
 class Owners:
     """Which client has each sample, and which samples are test samples.
 
-    Attributes
-    ----------
-    clients : ndarray
-        Shape (n,), int64, from 0.
-    is_test : ndarray
-        Shape (n,), bool: whether the sample is for testing, whatever ``client-split`` says.
-    names : tuple of str
-        The folder or file of each client; empty where they have numbers alone.
-
-    Raises
-    ------
-    DataError
-        If a named client has no sample.
+    Clients (n,) are int64, from 0, and named by their folder, file, or value of a column. `is_test`
+    (n,) says whether the sample is for testing, whatever ``client-split`` says. Raises `DataError`
+    if a named client has no sample.
     """
 
     clients: NDArray[np.int64]
     is_test: NDArray[np.bool_]
-    names: tuple[str, ...] = ()
+    names: tuple[str | int, ...]
 
     def __post_init__(self) -> None:
         empty = sorted(set(range(len(self.names))) - set(self.clients.tolist()))
@@ -52,6 +42,17 @@ class Owners:
                 f"no sample is found of the client {self.names[empty[0]]!r}: sort its images into "
                 "a folder for each class, or remove its folder"
             )
+
+    @classmethod
+    def named(cls, values: NDArray[np.generic]) -> Self:
+        """Return the owners of samples by a name or whole number of each, (n,)."""
+        names, clients = np.unique(values, return_inverse=True)
+        return cls(clients, np.zeros(len(values), dtype=bool), tuple(names.tolist()))
+
+    @property
+    def of_samples(self) -> NDArray[np.generic]:
+        """The name of each sample's client, shape (n,)."""
+        return np.array(self.names)[self.clients]
 
     def described(self) -> str:
         """Return how many samples each client has, or how many clients there are."""

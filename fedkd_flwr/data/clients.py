@@ -6,7 +6,6 @@ node of a federation derive the same data without exchanging any.
 
 import functools
 from dataclasses import dataclass, field
-from logging import INFO, WARNING
 
 import numpy as np
 import torch
@@ -14,17 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.by_file import split_by_file, test_positions
 from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_data import content_digest
 from fedkd_flwr.data.custom_partition import call_for_partition
+from fedkd_flwr.data.natural_split import split_naturally, test_positions
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.public import (
     number_in_common,
     public_images,
     public_subset,
-    require_pool,
     split_public,
 )
 from fedkd_flwr.data.registry import (
@@ -44,18 +42,12 @@ from fedkd_flwr.data.scaling import (
     scaling_of,
     standardized_by_column,
     statistics_in,
-    unscaled,
 )
 from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_node_data
-from fedkd_flwr.data.splits import read_split, split_client, stratified_order
+from fedkd_flwr.data.splits import split_client, stratified_order
 from fedkd_flwr.data.storage import share_samples
-from fedkd_flwr.data.warnings import check_scales, warnings_about_copies, warnings_about_data
-from strategies.core.flower import log
 from strategies.core.randomness import random_generator
-
-FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
-"""Splits that read `samples_per_class`."""
 
 BYTES_KEPT = 2**30
 """Bytes of clients' samples that a process keeps as tensors; those of others are built again."""
@@ -107,13 +99,8 @@ def client_indices(plan: DataPlan) -> list[Indices]:
             "num-clients"
         )
     labels = labels_of(settings)[private]
-    if settings.partition == BY_COLUMN:
-        # Deferred: Arrow is loaded for tables alone.
-        from fedkd_flwr.data.by_column import split_by_column
-
-        shares = split_by_column(settings, private, plan.num_clients, plan.seed)
-    elif settings.partition == BY_FILE:
-        shares = split_by_file(settings, private, plan.num_clients)
+    if settings.partition in (BY_COLUMN, BY_FILE):
+        shares = split_naturally(settings, private, plan.num_clients, plan.seed)
     elif is_custom(settings.partition):
         shares = call_for_partition(
             settings.partition, labels, plan.num_clients, plan.seed, private
@@ -152,86 +139,6 @@ def load_private(settings: DataSettings) -> ImageSet:
     return everything
 
 
-def check_data(plan: DataPlan, public_size: int = 0) -> None:
-    """Refuse data that cannot be loaded or split, before an image is decoded.
-
-    Warnings name fewer samples of a class than `samples_per_class` asks for, private and public
-    samples of two scales, and what `fedkd_flwr.data.warnings` finds in custom data. `public_size`
-    is P, 0 if the method uses no public samples. Raises `DataError` if a data set is missing, the
-    split over or inside clients cannot be met, or the public set is smaller than P.
-    """
-    settings = plan.settings
-    read_split(settings.split)
-    if settings.dataset not in DATASETS:
-        private = load_private(settings)
-        for warning in warnings_about_data(settings):
-            log(WARNING, "%s", warning)
-    _warn_of_unused(plan)
-    if settings.dataset not in DATASETS:
-        _tell_what_is_read(plan, private)
-    if settings.partition in FIXED_NUMBERS:
-        _warn_of_few_samples(plan)
-    if public_size:
-        require_pool(public_pool_size(settings), public_size)
-        if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
-            check_scales(settings)
-            _say_of_public_set(settings)
-    if settings.dataset not in DATASETS:
-        _warn_of_copies(plan, bool(public_size))
-
-
-def _say_of_public_set(settings: DataSettings) -> None:
-    """Say how public images were read, if the set is not built in."""
-    if settings.public_dataset in DATASETS:
-        return
-    found = load_images(settings.public_dataset, settings.data_root, settings.public_data_format)
-    if found.said:
-        log(INFO, "Read public %s", found.said)
-    if found.warning:
-        log(WARNING, "%s", found.warning)
-
-
-def _warn_of_copies(plan: DataPlan, is_public: bool) -> None:
-    """Warn if samples that a client is tested on, or that are public, are training samples too."""
-    samples = load_private(plan.settings).images
-    parts = [client_parts(plan, partition_id) for partition_id in range(plan.num_clients)]
-    public = _public_set(plan) if is_public else samples[:0]
-    for warning in warnings_about_copies(samples, parts, public):
-        log(WARNING, "%s: %s", plan.settings.dataset, warning)
-
-
-def _tell_what_is_read(plan: DataPlan, private: ImageSet) -> None:
-    """Say in one line what was read and how it is scaled; warn where numbers should be scaled."""
-    name, samples = plan.settings.dataset, private.images
-    shape = " x ".join(map(str, samples.shape[1:]))
-    said = private.said or f"{name}: {len(samples)} samples ({shape}) of {private.classes} classes"
-    keeps_scale = isinstance(scaling_of_plan(plan), Symmetric)
-    if samples.is_floating_point():
-        said += "; numbers keep their scale" if keeps_scale else "; each column is standardized"
-    log(INFO, "Read %s", said)
-    if samples.is_floating_point() and keeps_scale and (reason := unscaled(samples)):
-        log(WARNING, "%s keeps its scale, and %s: set input-scaling to %s", name, reason, AUTO)
-
-
-def _warn_of_unused(plan: DataPlan) -> None:
-    """Split all clients, and warn if most of their samples are in no part."""
-    held = sum(map(len, client_indices(plan)))
-    used = sum(len(part) for n in range(plan.num_clients) for part in client_parts(plan, n))
-    if used < held / 2:
-        split = plan.settings.split
-        log(WARNING, "client-split = %s uses %d of %d samples", split, used, held)
-
-
-def _warn_of_few_samples(plan: DataPlan) -> None:
-    """Warn if no client has as many samples of a class as `samples_per_class` asks for."""
-    settings = plan.settings
-    labels = labels_of(settings)
-    most = max(int(np.bincount(labels[own]).max()) for own in client_indices(plan))
-    if most < settings.samples_per_class:
-        asked = settings.samples_per_class
-        log(WARNING, "samples-per-class = %d, and there are only %d for a client", asked, most)
-
-
 def public_pool_size(settings: DataSettings) -> int:
     """Return how many samples the public set has, before an image is decoded.
 
@@ -267,10 +174,10 @@ class _Loaded:
 
     @functools.cached_property
     def public_images(self) -> Tensor:
-        return scaling_of_plan(self.plan)(_public_set(self.plan)).to(self.plan.device)
+        return scaling_of_plan(self.plan)(public_set(self.plan)).to(self.plan.device)
 
 
-def _public_set(plan: DataPlan) -> Tensor:
+def public_set(plan: DataPlan) -> Tensor:
     """Return the public samples as they are decoded, (pool, ...)."""
     settings, shape = plan.settings, plan.settings.image_shape
     if settings.public_dataset == NO_PUBLIC_SET:
@@ -296,7 +203,7 @@ def scaling_of_plan(plan: DataPlan) -> Scaling:
     is_prepared = settings.dataset in DATASETS or settings.dataset.startswith(PFLLIB)
     if settings.input_scaling != AUTO or is_prepared:
         return scaling_of(settings)
-    samples = load_private(settings).images if plan.reads_dataset else _public_set(plan)
+    samples = load_private(settings).images if plan.reads_dataset else public_set(plan)
     if not samples.is_floating_point() or not len(samples):
         return Symmetric()
     if plan.reads_dataset:

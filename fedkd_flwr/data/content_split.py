@@ -38,18 +38,9 @@ PART_NAMES = ("training", "validation", "test", "unused")
 class Grouping:
     """How the operator of a node tells which samples belong together, such as those of a patient.
 
-    Attributes
-    ----------
-    column : str
-        Column of a table with the group of each row; empty for none.
-    pattern : str
-        Regular expression that finds the group in the path of a file below its class folder; its
-        first parenthesis if it has one. Empty for none.
-
-    Raises
-    ------
-    DataError
-        If both are set, or the pattern is no regular expression.
+    By a column of a table with the group of each row, or by a regular expression that finds the
+    group in the path of a file below its class folder; its first parenthesis if it has one. Raises
+    `DataError` if both are set, or the pattern is no regular expression.
     """
 
     column: str = ""

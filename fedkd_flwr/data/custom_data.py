@@ -1,6 +1,7 @@
 """Custom data, as a function returns it: samples of any shape, and their classes."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable, told
 from fedkd_flwr.data.registry import DataError
 
 SIGNATURE = "() -> (samples (n, ...), labels (n,))"
@@ -53,8 +54,7 @@ def call_for_data(name: str) -> OwnArrays:
         returned = load()
     # A user's function may raise anything.
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise DataError(f"{name}() fails: {type(error).__name__}: {text}") from error
+        raise DataError(f"{name}() fails: {told(error)}") from error
     return as_data_set(f"{name}()", returned)
 
 
@@ -69,6 +69,17 @@ def as_data_set(name: str, given: object) -> OwnArrays:
     labels = _tensor(name, given[1], "; numpy.unique(labels, return_inverse=True)[1] numbers words")
     samples, labels = _checked_samples(name, samples, labels), _checked_labels(name, labels)
     return OwnArrays(samples, labels, *(_checked_clients(name, c, labels) for c in given[2:]))
+
+
+def joined_data_set(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> OwnArrays:
+    """Return the samples and labels of several files as one data set, after checking them.
+
+    Raises `DataError` as of `as_data_set`, or if the files have samples of several shapes.
+    """
+    shapes = sorted({samples.shape[1:] for samples, _ in pairs})
+    if len(shapes) > 1:
+        raise DataError(f"{name} has samples of several shapes: {shapes}")
+    return as_data_set(name, tuple(np.concatenate(parts) for parts in zip(*pairs, strict=True)))
 
 
 def require_complete(samples: Tensor, name: str, model: str) -> None:

@@ -43,12 +43,8 @@ ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)
 class Levels:
     """What the pixels of a set of images mean beyond eight bits of color.
 
-    Attributes
-    ----------
-    white : int
-        The largest number in images of 16 bits, which becomes 255.
-    background : int
-        The gray behind transparent images: 255 (white), or 0 where their content is light.
+    `white` is the largest number in images of 16 bits, which becomes 255. `background` is the gray
+    behind transparent images: 255 (white), or 0 where their content is light.
     """
 
     white: int = 65535
@@ -57,18 +53,10 @@ class Levels:
 
 @dataclass(frozen=True, eq=False)
 class DecodedImages:
-    """Images of one shape, and how they were brought to it.
+    """Images of one shape, (n, channels, height, width) uint8, and how they were brought to it.
 
-    Attributes
-    ----------
-    images : Tensor
-        Shape (n, channels, height, width), uint8.
-    levels : Levels
-        How images of 16 bits and transparent ones were read.
-    notes : tuple of str
-        How images were changed, in a few words each.
-    warning : str
-        What is suspicious about them; empty if nothing is.
+    `levels` are those of images of 16 bits and transparent ones, `notes` say how images were
+    changed, in a few words each, and `warning` what is suspicious about them; empty if nothing is.
     """
 
     images: Tensor

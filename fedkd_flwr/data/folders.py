@@ -47,18 +47,9 @@ def tables_at(path: Path) -> list[Path]:
 class ImageFile:
     """An image file of a labeled folder.
 
-    Attributes
-    ----------
-    file : Path
-        Where it lies.
-    label : int
-        Its class; 0 without classes.
-    client : int
-        In which of the clients' folders it lies; 0 in a folder of one.
-    part : str
-        The part that it lies in, of `fedkd_flwr.data.storage.PART_KINDS`; empty without parts.
-    path : PurePath
-        Its path below the class folder, such as ``P07_scan3.png`` or ``P07/scan3.png``.
+    Its class is 0 without classes; `client` is in which of the clients' folders it lies, 0 in a
+    folder of one. `part` is of `fedkd_flwr.data.storage.PART_KINDS`, empty without parts. `path` is
+    that below the class folder, such as ``P07_scan3.png`` or ``P07/scan3.png``.
     """
 
     file: Path
@@ -77,13 +68,6 @@ class FoundImages:
     left_out: list[str]
 
 
-@dataclass(frozen=True)
-class _ClassFolder:
-    path: Path
-    client: int
-    part: str
-
-
 def find_images(path: Path, roots: Sequence[Path], data_format: DataFormat) -> FoundImages:
     """Return the images of folders with one folder a class, and their classes.
 
@@ -94,28 +78,25 @@ def find_images(path: Path, roots: Sequence[Path], data_format: DataFormat) -> F
     """
     if not data_format.labeled:
         return _find_unlabeled(roots)
-    folders, beside = [], 0
+    folders, beside = list[tuple[Path, int, str]](), 0
     for client, root in enumerate(roots):
         parts = parts_of(root)
         _warn_of_unread(root, parts)
         for part in parts:
             kind = "" if part == root else part_kind(part.name)
-            folders += [_ClassFolder(entry, client, kind) for entry in subfolders(part)]
+            folders += [(entry, client, kind) for entry in subfolders(part)]
         beside += sum(_is_image(entry) for place in {root, *parts} for entry in place.iterdir())
-    names = _names_of_classes([folder.path for folder in folders])
+    names = _names_of_classes([folder for folder, _, _ in folders])
     _warn_of_merged(names)
     _require_one_reading(path, roots, names, data_format.classes)
     numbers = _class_numbers(path, set(names.values()), data_format.classes)
     found, left_out = [], Counter[str]()
-    for folder in folders:
-        files, others = _files_in(folder.path)
-        _require_images(folder.path, files, others)
+    for folder, client, kind in folders:
+        files, others = _files_in(folder)
+        _require_images(folder, files, others)
         left_out += others
-        label = numbers[names[folder.path]]
-        found += [
-            ImageFile(file, label, folder.client, folder.part, file.relative_to(folder.path))
-            for file in files
-        ]
+        label = numbers[names[folder]]
+        found += [ImageFile(file, label, client, kind, file.relative_to(folder)) for file in files]
     told = _counted(left_out)
     if beside:
         told.append(f"{beside} beside the class folders")
@@ -210,7 +191,11 @@ def _require_one_reading(
     counts = Counter(entry for entries in within.values() for entry in entries)
     shared = sorted(entry for entry, count in counts.items() if count > 1)
     all_share = all(entries & set(shared) for entries in within.values())
-    if not all_share or all(map(part_kind, shared)) or any(map(_has_images, names)):
+    if (
+        not all_share
+        or all(map(part_kind, shared))
+        or any(_is_image(entry) for folder in names for entry in folder.iterdir())
+    ):
         return
     outer = sorted(within)
     seen = f"{str(path)!r} has the folders {_listed(outer)}, which share the folders"
@@ -223,10 +208,6 @@ def _require_one_reading(
         f"{CLIENTS}{first.parent}; for one of them, to {FOLDER}{first}; if they are the classes, "
         f"set num-classes to {len(outer)}"
     )
-
-
-def _has_images(folder: Path) -> bool:
-    return any(map(_is_image, folder.iterdir()))
 
 
 def _listed(names: Sequence[str]) -> str:

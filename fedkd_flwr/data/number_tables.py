@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,6 @@ from fedkd_flwr.data.tables import (
     groups_in,
     holds_files,
     numbered,
-    read_table,
     recorded_names,
 )
 
@@ -51,15 +49,6 @@ def holds_numbers(schema: pa.Schema, data_format: DataFormat) -> bool:
         return True
     named = {data_format.image_column, *KNOWN_COLUMNS[IMAGES]}
     return not any(holds_files(field.type) or field.name in named for field in schema)
-
-
-def read_numbers(
-    places: Sequence[Path], data_format: DataFormat, owner: str, grouping: Grouping = UNGROUPED
-) -> NumberTable:
-    """Return the rows of some tables on this machine; see `numbers_in`."""
-    if grouping.pattern:
-        raise DataError("group-pattern reads file names; a table has a group-column")
-    return numbers_in([read_table(place) for place in places], data_format, owner, grouping)
 
 
 def numbers_in(

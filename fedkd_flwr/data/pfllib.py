@@ -6,54 +6,31 @@ called: classes of NumPy are replaced by stand-ins that accept plain numbers, al
 refused.
 """
 
-import functools
 import io
 import pickle
 import re
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedkd_flwr.data.client_folders import Owners
-from fedkd_flwr.data.custom_data import as_data_set
-from fedkd_flwr.data.registry import PFLLIB, DataError, reads_data
+from fedkd_flwr.data.custom_data import OwnArrays, joined_data_set
+from fedkd_flwr.data.registry import PFLLIB, DataError
 from fedkd_flwr.data.storage import PARTS
 
 NUMBERS = re.compile(r"[<>|=]?[biuf]\d{1,2}")
 """Types of arrays that are read: truth values, whole and floating-point numbers."""
 
 
-@dataclass(frozen=True, eq=False)
-class ClientFiles:
-    """The samples of all clients, training files first.
+def client_files(name: str) -> tuple[OwnArrays, Owners]:
+    """Return the samples in the files of a folder, training files first, and whose they are.
 
-    Attributes
-    ----------
-    samples : Tensor
-        Shape (n, ...), as `fedkd_flwr.data.custom_data.as_data_set` returns them.
-    labels : Tensor
-        Shape (n,), int64.
-    owners : Owners
-        The client of each sample: 0 for that of the file with the lowest number.
-    """
-
-    samples: Tensor
-    labels: Tensor
-    owners: Owners
-
-
-@reads_data
-@functools.lru_cache(maxsize=2)
-def client_files(name: str) -> ClientFiles:
-    """Return the samples in the files of a folder.
-
-    Raises `DataError` if a file is missing, damaged, or holds anything but arrays of numbers.
+    Clients are named by the numbers of their files. Raises `DataError` if a file is missing,
+    damaged, or holds anything but arrays of numbers.
     """
     root = Path(name.removeprefix(PFLLIB))
     train, test = (_files_by_number(root / part) for part in PARTS)
@@ -64,15 +41,10 @@ def client_files(name: str) -> ClientFiles:
         )
     pairs = [_samples_in(path) for path in (*train, *test)]
     sizes = [len(labels) for _, labels in pairs]
-    shapes = {samples.shape[1:] for samples, _ in pairs}
-    if len(shapes) > 1:
-        raise DataError(f"{str(root)!r} has samples of several shapes: {sorted(shapes)}")
-    joined = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    samples, labels, _ = as_data_set(name, tuple(joined))
-    order = np.arange(len(train))
-    clients = np.repeat(np.concatenate([order, order]), sizes)
-    is_test = np.repeat([False, True], [sum(sizes[: len(train)]), sum(sizes[len(train) :])])
-    return ClientFiles(samples, labels, Owners(clients, is_test))
+    clients = np.repeat(np.tile(np.arange(len(train)), 2), sizes)
+    is_test = np.repeat(np.repeat([False, True], len(train)), sizes)
+    names = tuple(int(path.stem) for path in train)
+    return joined_data_set(name, pairs), Owners(clients, is_test, names)
 
 
 def _files_by_number(folder: Path) -> list[Path]:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.by_file import names_of_clients
 from fedkd_flwr.data.clients import client_indices, images_of
 from fedkd_flwr.data.custom_data import content_digest
+from fedkd_flwr.data.natural_split import names_of_clients, owners_of
 from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE, DATASETS, HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.data.sources import load_images
@@ -51,20 +51,16 @@ def split_record(plan: DataPlan) -> list[dict[str, Any]]:
 
     With a split by a column or by files also the values, or the folder or file, of the client.
     """
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"partition_id": n, "samples": len(indices), "sha256": _digest_of_indices([indices])}
         for n, indices in enumerate(client_indices(plan))
     ]
-    if plan.settings.partition == BY_FILE:
-        names = names_of_clients(plan.settings)
-        return [{**row, "values": [name]} for row, name in zip(rows, names, strict=False)] or rows
-    if plan.settings.partition != BY_COLUMN:
-        return rows
-    # Deferred: Arrow is loaded for tables alone.
-    from fedkd_flwr.data.by_column import values_of_clients
-
-    values = values_of_clients(plan.settings, plan.num_clients, plan.seed)
-    return [{**row, "values": own.tolist()} for row, own in zip(rows, values, strict=True)]
+    if plan.settings.partition in (BY_COLUMN, BY_FILE):
+        names = owners_of(plan.settings).names
+        of_clients = names_of_clients(plan.settings, plan.num_clients, plan.seed)
+        for row, own in zip(rows, of_clients, strict=True):
+            row["values"] = [names[n] for n in own]
+    return rows
 
 
 def _digest_of_indices(shares: list[NDArray[np.int64]]) -> str:

@@ -79,11 +79,11 @@ PARTITIONS: dict[str, str] = {
 """The splits over clients, by the name that a run config gives them; see `partition_indices`."""
 
 BY_COLUMN = "by-column"
-"""The split by the values of a column, ``client-column``; see `fedkd_flwr.data.by_column`."""
+"""The split by the values of a column, ``client-column``; see `fedkd_flwr.data.natural_split`."""
 
 BY_FILE = "by-file"
 """The split of ``clients:PATH`` and ``pfllib:PATH``, a client for each folder or file; see
-`fedkd_flwr.data.by_file`."""
+`fedkd_flwr.data.natural_split`."""
 
 
 HUB = "hf:"

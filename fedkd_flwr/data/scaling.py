@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,25 +29,15 @@ LARGEST_RATIO, LARGEST_VALUE = 100, 50
 """Networks hardly train where standard deviations differ more, or values are larger."""
 
 
-class Scaling(Protocol):
-    """From samples as they are decoded to the float32 numbers that a model sees."""
-
-    def __call__(self, samples: Tensor) -> Tensor:
-        """Scale samples (n, ...), uint8 or floating-point, on the CPU; the shape stays."""
-
-    def described(self) -> dict[str, Any]:
-        """Return what a model's card says, from which `scaling_from` makes the scaling again."""
-
-
 class Symmetric:
     """`symmetric`: images from -1 to 1; floating-point data keep their scale."""
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """Scale samples as `to_float` does."""
+        """Scale samples (n, ...) on the CPU as `to_float` does."""
         return to_float(samples)
 
     def described(self) -> dict[str, Any]:
-        """Return the range."""
+        """Return what a model's card says, from which `scaling_from` makes the scaling again."""
         return {"scale": "0..255 to -1..1, float32"}
 
 
@@ -75,6 +65,10 @@ class Standardized:
             "mean": self.mean.tolist(),
             "deviation": self.deviation.tolist(),
         }
+
+
+Scaling = Symmetric | Standardized
+"""From samples as they are decoded to the float32 numbers that a model sees."""
 
 
 def standardized_per_pixel(samples: Tensor) -> Standardized:

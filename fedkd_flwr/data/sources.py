@@ -29,7 +29,7 @@ from fedkd_flwr.data.client_folders import (
     read_arrays,
 )
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
-from fedkd_flwr.data.custom_data import as_data_set, call_for_data
+from fedkd_flwr.data.custom_data import OwnArrays, call_for_data, joined_data_set
 from fedkd_flwr.data.decoding import DecodedImages, Levels, convert_images, decode_images
 from fedkd_flwr.data.folders import find_images, tables_at
 from fedkd_flwr.data.pfllib import client_files
@@ -77,9 +77,7 @@ class ImageSet:
     warning : str
         What is suspicious about the images; empty if nothing is.
     owners : Owners
-        Which client has a sample, where files tell.
-    clients : ndarray
-        Shape (n,), the clients that own arrays name, if they do.
+        Which client has a sample, where files or own arrays tell.
     columns : tuple of str
         Those of a table of numbers.
     """
@@ -87,7 +85,6 @@ class ImageSet:
     images: Tensor
     labels: Tensor
     classes: int
-    clients: NDArray[np.generic] | None = None
     levels: Levels = field(default=Levels(), kw_only=True)
     said: str = field(default="", kw_only=True)
     warning: str = field(default="", kw_only=True)
@@ -178,12 +175,10 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
     if name.startswith(CLIENTS):
         return _load_clients(Path(name.removeprefix(CLIENTS)), data_format)
     if name.startswith(PFLLIB):
-        files = client_files(name)
-        classes = int(files.labels.max()) + 1
-        return ImageSet(files.samples, files.labels, classes, owners=files.owners)
+        return _of_arrays(*client_files(name))
     if is_function(name):
         own = call_for_data(name)
-        return ImageSet(own.samples, own.labels, int(own.labels.max()) + 1, own.clients)
+        return _of_arrays(own, None if own.clients is None else Owners.named(own.clients))
     if _is_table_of_hub(name, data_root, data_format):
         from fedkd_flwr.data.number_tables import numbers_in
         from fedkd_flwr.data.tables import tables_of
@@ -227,15 +222,16 @@ def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
 def _load_arrays(path: Path, places: list[Path], files: list[list[Path]]) -> ImageSet:
     """Return the samples in NumPy files of all clients."""
     pairs = [read_arrays(file) for own in files for file in own]
-    shapes = sorted({samples.shape[1:] for samples, _ in pairs})
-    if len(shapes) > 1:
-        raise DataError(f"{str(path)!r} has samples of several shapes: {shapes}")
-    joined = tuple(np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    samples, labels, _ = as_data_set(repr(str(path)), joined)
+    joined = joined_data_set(repr(str(path)), pairs)
     owners = owners_of_files(places, files, [len(labels) for _, labels in pairs])
-    classes = int(labels.max()) + 1
-    said = f"{path}: {len(labels)} samples {shapes[0]} of {classes} classes; {owners.described()}"
-    return ImageSet(samples, labels, classes, owners=owners, said=said)
+    found = _of_arrays(joined, owners)
+    shape = tuple(found.images.shape[1:])
+    said = f"{path}: {len(found.labels)} samples {shape} of {found.classes} classes"
+    return replace(found, said=f"{said}; {owners.described()}")
+
+
+def _of_arrays(own: OwnArrays, owners: Owners | None) -> ImageSet:
+    return ImageSet(own.samples, own.labels, int(own.labels.max()) + 1, owners=owners)
 
 
 def _is_table_of_hub(name: str, data_root: str, data_format: DataFormat) -> bool:
@@ -254,12 +250,13 @@ def _read_numbers(
     if not places:
         return None
     # Deferred, as above.
-    from fedkd_flwr.data.number_tables import holds_numbers, read_numbers
+    from fedkd_flwr.data.number_tables import holds_numbers, numbers_in
     from fedkd_flwr.data.tables import read_table
 
     if not holds_numbers(read_table(places[0]).schema, data_format):
         return None
-    return read_numbers(places, data_format, str(path), grouping)
+    tables = [read_table(place) for place in places]
+    return numbers_in(tables, data_format, str(path), grouping)
 
 
 def _of_numbers(table: "NumberTable", data_format: DataFormat, owner: str) -> ImageSet:
@@ -405,13 +402,18 @@ def load_node_data(
         return OwnData(samples, own_labels, classes, keys=keys, folders=[])
     if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
+    tables = tables_at(path)
+    if tables and grouping.pattern:
+        raise DataError("group-pattern reads file names; a table has a group-column")
+    if grouping.column and not tables:
+        raise DataError("group-column reads a table; images in folders have a group-pattern")
     data_format = replace(data_format, shape=shape, classes=classes)
-    if table := _read_numbers(tables_at(path), path, data_format, grouping):
+    if table := _read_numbers(tables, path, data_format, grouping):
         return _own_numbers(table, data_format)
     files = _encoded_at(path, [path], data_format, grouping)
     decoded = _load_files(path, files, data_format)
     keys = files.groups or content_keys(files.encoded)
-    kinds = set() if tables_at(path) else {part_kind(part.name) for part in parts_of(path)}
+    kinds = set() if tables else {part_kind(part.name) for part in parts_of(path)}
     # Images of a part for validation are divided like those for training.
     folders = [TEST if part == TEST else TRAIN for part in files.parts]
     folders = folders if {TRAIN, TEST} <= kinds else []
@@ -463,8 +465,6 @@ def _encoded_at(
     """Return the images of a folder or a table, or of those of each client in a folder."""
     if tables := tables or [own for place in places if (own := tables_at(place))]:
         return _encoded_in(tables, data_format, grouping)
-    if grouping.column:
-        raise DataError("group-column reads a table; images in folders have a group-pattern")
     found = find_images(path, places, data_format)
     files = [image.file for image in found.images]
     if not files:
@@ -506,8 +506,6 @@ def _encoded_in(
         recorded_names,
     )
 
-    if grouping.pattern:
-        raise DataError("group-pattern reads file names; a table has a group-column")
     found, columns, recorded = _Files(), [], []
     for client, place in ((client, place) for client, own in enumerate(tables) for place in own):
         table = read_table(place)

@@ -29,21 +29,19 @@ def parquet_files(hub_id: str, data_root: str) -> list[Path]:
     at any depth: the hub has written all of these. Raises `DataError` if there are none.
     """
     folder = Path(data_root).expanduser() / hub_id
-    files = [path for part in PARTS for path in _files_of_part(folder, part)]
+    everything = sorted(folder.rglob("*.parquet"))
+    files = [
+        path
+        for part in PARTS
+        for path in everything
+        if path.name.startswith(part) or path.parent.name == part
+    ]
     if not files:
         raise DataError(
             f"data root {data_root!r} has no Parquet file of {hub_id}: "
             f"looked for train*.parquet and test*.parquet in and below {str(folder)!r}"
         )
     return files
-
-
-def _files_of_part(folder: Path, part: str) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.rglob("*.parquet")
-        if path.name.startswith(part) or path.parent.name == part
-    )
 
 
 @functools.cache

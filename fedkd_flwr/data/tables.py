@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.storage import PARTS, hub_parts, parquet_files
+
+if TYPE_CHECKING:
+    import datasets
 
 Column: TypeAlias = "pa.ChunkedArray[Any]"
 """A column of an Arrow table."""
@@ -28,35 +32,44 @@ def read_column(hub_id: str, column: str, data_root: str = "") -> list[Column]:
     """
     if not data_root:
         return _read_hub(hub_id, column)
-    return [read_parquet(path, [column]) for path in parquet_files(hub_id, data_root)]
+    return [read_parquet(path, column) for path in parquet_files(hub_id, data_root)]
 
 
-def read_parquet(path: Path, columns: Sequence[str]) -> Column:
-    """Return the first of the named columns that a Parquet file has.
-
-    Raises `DataError` if it has none of them, or cannot be read.
-    """
+@contextmanager
+def _parquet(path: Path) -> Iterator[pa.parquet.ParquetFile]:
+    """Open a Parquet file; what Arrow raises while it is open becomes one sentence."""
     try:
-        file = pa.parquet.ParquetFile(path)
-        present = [name for name in columns if name in file.schema_arrow.names]
-        if present:
-            return file.read(columns=present[:1]).column(0)
+        yield pa.parquet.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
-    raise DataError(f"{str(path)!r} has no column {' or '.join(map(repr, columns))}")
+
+
+def read_parquet(path: Path, column: str) -> Column:
+    """Return a column of a Parquet file; raises `DataError` if it has none, or cannot be read."""
+    with _parquet(path) as file:
+        if column not in file.schema_arrow.names:
+            raise DataError(f"{str(path)!r} has no column {column!r}")
+        return file.read(columns=[column]).column(0)
 
 
 def _read_hub(hub_id: str, column: str) -> list[Column]:
     import datasets  # deferred: takes a second, and runs with a data root do without
 
-    parts = hub_parts(hub_id)
     columns = []
-    for part in (part for part in PARTS if part in parts):
-        table = parts[part].select_columns([column])
+    for part in _parts_on_hub(hub_id):
+        table = part.select_columns([column])
         if isinstance(table.features[column], datasets.Image):
             table = table.cast_column(column, datasets.Image(decode=False))
         columns.append(table.with_format("arrow")[:].column(0))
     return columns
+
+
+def _parts_on_hub(hub_id: str) -> "list[datasets.Dataset]":
+    parts = hub_parts(hub_id)
+    present = [parts[part] for part in PARTS if part in parts]
+    if not present:
+        raise DataError(f"data set {hub_id} has no part named {' or '.join(PARTS)}")
+    return present
 
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
@@ -73,8 +86,7 @@ def tables_of(hub_id: str, data_root: str = "") -> list[pa.Table]:
     """
     if data_root:
         return [read_table(path) for path in parquet_files(hub_id, data_root)]
-    parts = hub_parts(hub_id)
-    return [parts[part].with_format("arrow")[:] for part in PARTS if part in parts]
+    return [part.with_format("arrow")[:] for part in _parts_on_hub(hub_id)]
 
 
 IMAGES, LABELS = "image", "label"
@@ -90,12 +102,9 @@ def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
     Raises `DataError` if the data set is missing or damaged.
     """
     if data_root:
-        return _opened(parquet_files(hub_id, data_root)[0]).schema_arrow
-    parts = hub_parts(hub_id)
-    present = [part for part in PARTS if part in parts]
-    if not present:
-        raise DataError(f"data set {hub_id} has no part named {' or '.join(PARTS)}")
-    return parts[present[0]].features.arrow_schema
+        with _parquet(parquet_files(hub_id, data_root)[0]) as file:
+            return file.schema_arrow
+    return _parts_on_hub(hub_id)[0].features.arrow_schema
 
 
 def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
@@ -138,9 +147,12 @@ def _find_column(
     )
 
 
+def _holds_text(column: pa.DataType) -> bool:
+    return pa.types.is_string(column) or pa.types.is_large_string(column)
+
+
 def _holds_names(column: pa.DataType) -> bool:
-    is_word = pa.types.is_string(column) or pa.types.is_large_string(column)
-    return is_word or pa.types.is_dictionary(column) or pa.types.is_boolean(column)
+    return _holds_text(column) or pa.types.is_dictionary(column) or pa.types.is_boolean(column)
 
 
 def holds_files(column: pa.DataType) -> bool:
@@ -158,10 +170,8 @@ def read_table(path: Path) -> pa.Table:
     if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
         return _read_text(path)
     if path.is_file():
-        try:
-            return _opened(path).read()
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
+        with _parquet(path) as file:
+            return file.read()
     try:
         state = json.loads((path / "state.json").read_text())
         files = [path / Path(entry["filename"]).name for entry in state["_data_files"]]
@@ -191,13 +201,6 @@ def _read_text(path: Path) -> pa.Table:
             f"{first.strip()[:60]!r}"
         )
     return table
-
-
-def _opened(path: Path) -> pa.parquet.ParquetFile:
-    try:
-        return pa.parquet.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
 
 
 def names_of_labels(path: Path, label_column: str) -> list[str]:
@@ -319,6 +322,27 @@ def _words(column: Column, names: Sequence[str], owner: str) -> list[str]:
     if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(names):
         raise DataError(f"{owner} has numbers without a name, of {', '.join(names)}")
     return [names[number] for number in numbers]
+
+
+def require_column(schema: pa.Schema, column: str, owner: str) -> None:
+    """Refuse a table without a column."""
+    if column not in schema.names:
+        raise DataError(f"{owner} has the columns {', '.join(schema.names)}")
+
+
+def values_in(column: Column, owner: str) -> list[str] | list[int]:
+    """Return the values of a column of text or whole numbers.
+
+    Raises `DataError` if it holds something else, or a row is empty.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not (_holds_text(column.type) or pa.types.is_integer(column.type)):
+        raise DataError(f"{owner} holds {column.type}; it should hold text or whole numbers")
+    if column.null_count:
+        raise DataError(f"{owner} has {column.null_count} empty rows")
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 def groups_in(table: pa.Table, column: str) -> list[str]:

@@ -188,14 +188,9 @@ def with_natural_clients(configuration: Configuration) -> Configuration:
     if plan.num_clients or data.partition not in (BY_COLUMN, BY_FILE):
         return configuration
     _read_changed_folders_again(configuration)
-    # Deferred: Arrow is loaded for tables, and PyTorch for files.
-    if data.partition == BY_FILE:
-        from fedkd_flwr.data.by_file import num_clients_in
+    from fedkd_flwr.data.natural_split import owners_of  # deferred: it loads PyTorch
 
-        return configuration.with_clients(num_clients_in(data))
-    from fedkd_flwr.data.by_column import client_values
-
-    return configuration.with_clients(len(set(client_values(data).tolist())))
+    return configuration.with_clients(len(owners_of(data).names))
 
 
 def resumed(

@@ -1,7 +1,10 @@
 """Personalized models as files: written, and used on new images."""
 
 from fedkd_flwr.export.files import (
+    distilled_folder,
     exported_models,
+    is_better,
+    keep_chosen,
     keep_only_best,
     load_model,
     model_card,
@@ -12,7 +15,10 @@ from fedkd_flwr.export.files import (
 )
 
 __all__ = [
+    "distilled_folder",
     "exported_models",
+    "is_better",
+    "keep_chosen",
     "keep_only_best",
     "load_model",
     "model_card",

@@ -138,6 +138,33 @@ def keep_only_best(folder: Path, partition_id: int, best_round: int) -> None:
                 file.parent.rmdir()
 
 
+def distilled_folder(folder: Path) -> Path:
+    """Return where clients put their models after distillation, until the run has chosen."""
+    return folder / "distilled"
+
+
+def is_better(results: Mapping[str, Any], folder: Path, partition_id: int) -> bool:
+    """Return whether results on validation data are above those of a client's exported model."""
+    try:
+        exported = read_card(folder / f"{partition_id}.safetensors")["metrics"]
+        return bool(results["validation_accuracy"] > exported["validation_accuracy"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return False  # nothing to compare
+
+
+def keep_chosen(folder: Path, is_distilled: bool) -> None:
+    """Let models after distillation replace the others, or remove them."""
+    aside = distilled_folder(folder)
+    # Cards come first, as above.
+    for file in sorted(aside.glob("*.*")):
+        if is_distilled:
+            file.replace(folder / file.name)
+        else:
+            file.unlink()
+    with suppress(OSError):
+        aside.rmdir()
+
+
 def _round_of(file: Path) -> int:
     return int(file.parent.name.removeprefix("round-"))
 

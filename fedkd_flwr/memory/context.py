@@ -16,21 +16,8 @@ from fedkd_flwr.memory.memory import Memory
 class InProcessContext(Context):
     """A context of a client whose messages are all handled by this process.
 
-    A copy has a draft of the memory.
-
-    Parameters
-    ----------
-    configuration : Configuration
-        The run config, which this process has read already; Flower's flat one is empty.
-    node_id : int
-        The node.
-    node_config : mapping
-        Its config.
-
-    Attributes
-    ----------
-    memory : Memory
-        The client's memory, as tensors on their device.
+    The process has read the run config already, so Flower's flat one is empty. The client's memory
+    has tensors on their device; a copy of the context has a draft of it.
     """
 
     is_in_process = True
@@ -59,15 +46,7 @@ def memories_in(contexts: Mapping[int, Context]) -> dict[int, Memory]:
 class ContextOfNode:
     """Flower's own context of a client, as on the nodes of a federation and under Ray.
 
-    Parameters
-    ----------
-    context : Context
-        Flower's context.
-
-    Attributes
-    ----------
-    memory : Memory
-        A new one with the arrays and numbers of the context's records.
+    `memory` is a new one with the arrays and numbers of the context's records.
     """
 
     is_in_process = False

@@ -55,10 +55,7 @@ class ForgottenRunError(RuntimeError):
 class MemoryFolder:
     """The files with one client's memory of one run.
 
-    Attributes
-    ----------
-    path : Path
-        ``STATE-DIR/PARTITION-ID/RUN``. Created when something is written.
+    They lie in ``STATE-DIR/PARTITION-ID/RUN``, which is made when something is written.
     """
 
     path: Path
@@ -85,12 +82,7 @@ class MemoryFolder:
     ) -> None:
         """Write a memory as that of its round, completely or not at all; `sync` makes it last.
 
-        Parameters
-        ----------
-        memory : Memory
-            With its round noted.
-        replaceable : collection of Path, optional
-            Memories that may be removed; by default all.
+        `replaceable` are the memories that may be removed; by default all.
         """
         newest = self.file(memory.server_round)
         self._write(newest, memory, durable=True)
@@ -121,12 +113,8 @@ class MemoryFolder:
     def read(self, before_round: float) -> Memory | None:
         """Return the newest memory from before a round, or None.
 
-        Raises
-        ------
-        ForgottenRunError
-            If it was removed to make room for later runs.
-        DamagedMemoryError
-            If it cannot be read.
+        Raises `ForgottenRunError` if it was removed to make room for later runs. Raises
+        `DamagedMemoryError` if it cannot be read.
         """
         own, shared = self._newest(before_round)
         if shared:
@@ -136,10 +124,7 @@ class MemoryFolder:
     def numbers(self) -> dict[str, dict[str, float]]:
         """Return the numbers of the newest memory; empty if there is none.
 
-        Raises
-        ------
-        ForgottenRunError, DamagedMemoryError
-            As of `read`.
+        Raises `ForgottenRunError` or `DamagedMemoryError` as of `read`.
         """
         own, shared = self._newest(math.inf)
         if shared:
@@ -149,10 +134,7 @@ class MemoryFolder:
     def require_readable(self, before_round: float) -> None:
         """Check that the newest memory from before a round can be read.
 
-        Raises
-        ------
-        ForgottenRunError, DamagedMemoryError
-            As of `read`.
+        Raises `ForgottenRunError` or `DamagedMemoryError` as of `read`.
         """
         if file := self.newest(before_round):
             require_readable(file)
@@ -174,10 +156,7 @@ class MemoryFolder:
     def newest(self, before_round: float = math.inf) -> Path | None:
         """Return the client's own file with the newest memory from before a round, if there is one.
 
-        Raises
-        ------
-        ForgottenRunError
-            If it was removed to make room for later runs.
+        Raises `ForgottenRunError` if it was removed to make room for later runs.
         """
         if (self.path / FORGOTTEN).exists():
             raise ForgottenRunError(
@@ -251,17 +230,11 @@ class MemoryFolder:
 
 
 def forget_old_runs(current: MemoryFolder, keep: int) -> None:
-    """Remove the memories of all but the last few runs of a client.
+    """Remove the memories of all but the last `keep` runs of a client; 0 for all.
 
-    Parameters
-    ----------
-    current : MemoryFolder
-        The folder of the current run, next to those of other runs. It is kept, and counts as one
-        of them.
-    keep : int
-        Number of runs to keep, the latest in the recorded order; 0 for all. Runs of older versions
-        have none; they come first, by modification time. A run that another process serves now is
-        kept too.
+    The latest count, in the recorded order; runs of older versions have none, and come first, by
+    modification time. The current one is kept and counted, and so is a run that another process
+    serves now.
     """
     with locked(current.path.parent):
         for path in _outdated(current.path, keep):

@@ -9,24 +9,11 @@ from fedkd_flwr.files import lock_file, make_folder, open_private
 
 @contextmanager
 def locked(folder: Path, wait: bool = True) -> Iterator[bool]:
-    """Lock a folder against other processes and threads. A process that ends holds no lock.
+    """Lock a folder, made if missing, against other processes and threads.
 
-    Parameters
-    ----------
-    folder : Path
-        Made if missing.
-    wait : bool
-        Whether to wait for others that have locked it.
-
-    Yields
-    ------
-    bool
-        Whether it is locked; False only without `wait`. On file systems without locks, True.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
+    A process that ends holds no lock. Yield whether it is locked: False only without `wait`, where
+    others have locked it; True on file systems without locks. Raises `OSError` if the folder cannot
+    be written.
     """
     make_folder(folder)
     with open_private(folder / "lock", "ab") as file:

@@ -26,18 +26,10 @@ OF_SESSION = (ROUND, OWNER, SPENT, MODEL, MOMENTA)
 
 
 class Memory:
-    """What a client keeps from one message to the next.
+    """What a client keeps from one message to the next: tensors and numbers, by group and name.
 
-    Groups are replaced, never changed: a draft of a memory shares them with the original.
-
-    Attributes
-    ----------
-    tensors : dict of str to dict
-        Tensors by group and name, such as the model's under ``model``.
-    numbers : dict of str to dict
-        Numbers by group and name.
-    changed : set of str
-        Groups that were saved since the memory was read.
+    The model's tensors have the group ``model``. Groups are replaced, never changed: a draft of a
+    memory shares them with the original. `changed` are those saved since the memory was read.
     """
 
     def __init__(
@@ -141,15 +133,8 @@ class Memory:
         """Store an optimizer's state, such as momenta and step counts, by parameter.
 
         An entry's name is that of its parameter and its own, as ``model/head.bias/exp_avg``.
-
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            The optimizer.
-        names : mapping of nn.Parameter to str
-            The network and name of each parameter.
-        without : collection of nn.Parameter
-            Parameters whose stored state stays as it is.
+        `names` are network and name of each parameter; the stored state of those in `without` stays
+        as it is.
         """
         trained = {names[own]: own for own in _parameters(optimizer, without)}
         if not trained:
@@ -189,14 +174,7 @@ class Memory:
     ) -> None:
         """Load the stored state into an optimizer, if any. Its learning rate does not change.
 
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            The optimizer.
-        names : mapping of nn.Parameter to str
-            The network and name of each parameter.
-        without : collection of nn.Parameter
-            Parameters that start without state.
+        `names` are network and name of each parameter; those in `without` start without state.
         """
         momenta, left_out, state = self._momenta(), set(without), {}
         for place, own in enumerate(_parameters(optimizer)):

@@ -43,14 +43,8 @@ class DamagedMemoryError(RuntimeError):
 class Contents(NamedTuple):
     """What the header of a file names.
 
-    Attributes
-    ----------
-    metadata : dict of str to object
-        What is stored besides arrays.
-    arrays : dict of str to dict
-        Entries of arrays by the first part and by the rest of their names.
-    start : int
-        Where the arrays begin, in bytes.
+    `metadata` is stored besides arrays, whose entries are by the first part and by the rest of
+    their names; they begin at the byte `start`.
     """
 
     metadata: dict[str, Any]
@@ -75,10 +69,7 @@ def arrays_of_memory(memory: Memory) -> dict[str, NDArray[Any]]:
 def read_memory(file: Path) -> Memory:
     """Read the memory of a file with one client.
 
-    Raises
-    ------
-    DamagedMemoryError
-        If it cannot be read.
+    Raises `DamagedMemoryError` if it cannot be read.
     """
     contents = contents_of(file)
     groups = {group: _tensors(file, own) for group, own in contents.arrays.items()}
@@ -88,10 +79,7 @@ def read_memory(file: Path) -> Memory:
 def require_readable(file: Path) -> None:
     """Check that a file exists and is complete.
 
-    Raises
-    ------
-    DamagedMemoryError
-        If it is not.
+    Raises `DamagedMemoryError` if it is not.
     """
     try:
         with safe_open(file, framework="numpy"):
@@ -107,10 +95,7 @@ def require_readable(file: Path) -> None:
 class SharedFolder:
     """The files with the memories of all clients of one run.
 
-    Attributes
-    ----------
-    path : Path
-        ``STATE-DIR/together/RUN``. Created when something is written.
+    They lie in ``STATE-DIR/together/RUN``, which is made when something is written.
     """
 
     path: Path
@@ -123,19 +108,9 @@ class SharedFolder:
     def write(self, memories: Mapping[int, Memory], server_round: int) -> None:
         """Write the memories of a round durably, and remove those that no kept round needs.
 
-        Parameters
-        ----------
-        memories : mapping of int to Memory
-            The memories of all clients of this process by partition-id.
-        server_round : int
-            The round. Only clients that trained in it and keep something are written.
-
-        Raises
-        ------
-        OSError
-            If the disk refuses.
-        DamagedMemoryError
-            If the file of the round before cannot be read.
+        They are those of all clients of this process, by partition-id; only clients that trained in
+        the round and keep something are written. Raises `OSError` if the disk refuses, and
+        `DamagedMemoryError` if the file of the round before cannot be read.
         """
         of_round = {
             str(client): memory
@@ -178,10 +153,7 @@ class SharedFolder:
     def rounds(self, file: Path | None) -> dict[str, int]:
         """Return the round of each client's newest memory, as a file names them.
 
-        Raises
-        ------
-        DamagedMemoryError
-            If it cannot be read.
+        Raises `DamagedMemoryError` if it cannot be read.
         """
         return contents_of(file).metadata.get("rounds", {}) if file else {}
 
@@ -192,10 +164,7 @@ class SharedFolder:
     def numbers(self, client: str, server_round: int) -> dict[str, dict[str, float]]:
         """Return the numbers of a client's memory of a round.
 
-        Raises
-        ------
-        DamagedMemoryError
-            If they cannot be read.
+        Raises `DamagedMemoryError` if they cannot be read.
         """
         numbers: dict[str, dict[str, dict[str, float]]]
         numbers = contents_of(self.file(server_round)).metadata["numbers"]
@@ -204,20 +173,14 @@ class SharedFolder:
     def read(self, client: str, server_round: int) -> Memory:
         """Return a client's memory of a round.
 
-        Raises
-        ------
-        DamagedMemoryError
-            If it cannot be read.
+        Raises `DamagedMemoryError` if it cannot be read.
         """
         return read_one_of_many(self.file(server_round), client)
 
     def require_readable(self, before_round: float) -> None:
         """Check that the newest memory of every client from before a round can be read.
 
-        Raises
-        ------
-        DamagedMemoryError
-            If one cannot.
+        Raises `DamagedMemoryError` if one cannot.
         """
         for known in set(self.rounds(self.newest(before_round)).values()):
             require_readable(self.file(known))
@@ -232,10 +195,7 @@ class SharedFolder:
 def read_one_of_many(file: Path, client: str) -> Memory:
     """Read the memory of one client of a file with many.
 
-    Raises
-    ------
-    DamagedMemoryError
-        If it cannot be read.
+    Raises `DamagedMemoryError` if it cannot be read.
     """
     contents = contents_of(file)
     groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -251,10 +211,7 @@ def read_one_of_many(file: Path, client: str) -> Memory:
 def contents_of(file: Path) -> Contents:
     """Return what the header of a file names. Do not change it.
 
-    Raises
-    ------
-    DamagedMemoryError
-        If the file is not complete.
+    Raises `DamagedMemoryError` if the file is not complete.
     """
     try:
         known = file.stat()

@@ -23,10 +23,7 @@ class State:
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field.
 
-        Raises
-        ------
-        AttributeError
-            If there is no such field.
+        Raises `AttributeError` if there is no such field.
         """
         if name not in type(self).__dataclass_fields__:
             raise AttributeError(f"`{name}` is no field of {type(self).__qualname__}; declare it")
@@ -42,26 +39,10 @@ Versions = list[tuple[str, Any, int]]
 class StoredState:
     """A client's state, read from its memory and saved there.
 
-    Parameters
-    ----------
-    kind : type of State
-        The dataclass.
-    memory : Memory
-        The client's memory. A part of it that holds a field is named after the field.
-    device : str
-        Where the state's tensors are. They are copies, and may be changed in place.
-    begin : callable
-        Returns the state before the first message, for what the memory does not hold.
-
-    Attributes
-    ----------
-    value : State
-        The state.
-
-    Raises
-    ------
-    TypeError
-        If a field has the name of something that every client keeps.
+    A part of the memory that holds a field is named after the field. Tensors are copies on the
+    device, and may be changed in place. `begin` returns the state before the first message, for
+    what the memory does not hold. Raises `TypeError` if a field has the name of something that
+    every client keeps.
     """
 
     def __init__(
@@ -86,10 +67,7 @@ class StoredState:
     def save(self, memory: Memory) -> None:
         """Save the changed fields in a memory.
 
-        Raises
-        ------
-        TypeError
-            If a field is of another kind than a state may have.
+        Raises `TypeError` if a field is of another kind than a state may have.
         """
         for field in saved_fields(self.value):
             name, value = field.name, getattr(self.value, field.name)

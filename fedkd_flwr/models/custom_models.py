@@ -63,19 +63,9 @@ def checked_custom_model(model: object, name: str, shape: Shape, classes: int) -
 def require_builds(name: str, models: Sequence[nn.Module], others: Sequence[nn.Module]) -> None:
     """Refuse a builder that does not make a new network of the same weights at each call.
 
-    Parameters
-    ----------
-    name : str
-        The custom model.
-    models : sequence of Module
-        Two models that it has built under one seed of PyTorch's generator.
-    others : sequence of Module
-        Models of other builders, which must not share tensors with these.
-
-    Raises
-    ------
-    CustomObjectError
-        If a parameter that is trained, or a buffer, is in two models; or if weights differ.
+    `models` are two that it has built under one seed; `others`, of other builders, must not share
+    tensors with these. Raises `CustomObjectError` if a parameter that is trained, or a buffer, is
+    in two models; or if weights differ.
     """
     first, second = models
     for other in (second, *others):

@@ -30,28 +30,10 @@ LONGEST_STEM = 120
 def save_figures(
     comparison: Comparison, folder: str | Path, file_format: str = "png"
 ) -> list[Path]:
-    """Write the figures of a comparison, as PNG files or in another of `plots.files.FORMATS`.
+    """Write a comparison's figures into a folder, made if missing, and return the files.
 
-    Parameters
-    ----------
-    comparison : Comparison
-        The comparison; see `figures_of`.
-    folder : str or Path
-        Gets one file per figure; created if missing.
-    file_format : str
-        One of `plots.files.FORMATS`.
-
-    Returns
-    -------
-    list of Path
-        The files.
-
-    Raises
-    ------
-    ConfigError
-        If the format is unknown.
-    RunDirectoryError
-        If the folder cannot be created or written.
+    The format is one of `fedkd_flwr.plots.axes.FORMATS`. Raises `ConfigError` if it is unknown, and
+    `RunDirectoryError` if the folder cannot be made or written.
     """
     named = ((file_stem(name), figure) for name, figure in figures_of(comparison))
     return write_figures(named, folder, file_format)

@@ -9,7 +9,6 @@ from matplotlib.patches import FancyArrowPatch
 from fedkd_flwr.analysis.genotypes import client_genotypes
 from fedkd_flwr.models.darts.genotype import Genotype, Node
 from fedkd_flwr.models.darts.settings import CELL_INPUTS
-from fedkd_flwr.models.darts.supernet import Rule
 from fedkd_flwr.plots.axes import write_figures
 from fedkd_flwr.runs import Run
 
@@ -52,53 +51,20 @@ def genotype_figure(genotype: Genotype) -> Figure:
 def plot_genotype(run: Run, partition_id: int) -> Figure:
     """Draw the cells that a client's search found.
 
-    Parameters
-    ----------
-    run : Run
-        A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
-    partition_id : int
-        The client.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the run has no architecture weights.
+    Raises `RunDirectoryError` if the run has no architecture weights.
     """
     return genotype_figure(client_genotypes(run)[partition_id])
 
 
-def draw_genotypes(
-    run: Run, folder: Path | str, rule: Rule = "every-edge", file_format: str = "png"
-) -> list[Path]:
-    """Draw every client's genotype.
+def draw_genotypes(run: Run, folder: Path | str, file_format: str = "png") -> list[Path]:
+    """Draw every client's genotype into a folder, made if missing, and return the files.
 
-    Parameters
-    ----------
-    run : Run
-        A run of ``fedkma``, ``fedkma-uniform`` or ``fednas`` with ``models = darts``.
-    folder : Path or str
-        Gets one figure per client, ``client-N.png``; created if missing.
-    rule : {"every-edge", "two-edges"}
-        Which edges are kept.
-    file_format : str
-        One of `fedkd_flwr.plots.axes.FORMATS`.
-
-    Returns
-    -------
-    list of Path
-        The files, by partition-id.
-
-    Raises
-    ------
-    RunDirectoryError
-        If the run has no architecture weights, or the folder cannot be written.
+    They are named ``client-N.png``; the format is one of
+    `fedkd_flwr.plots.axes.FORMATS`. Raises `RunDirectoryError` if the run has no architecture
+    weights, or the folder cannot be written.
     """
-    genotypes = client_genotypes(run, rule)
-    return write_figures(
-        ((f"client-{n}", genotype_figure(genotype)) for n, genotype in enumerate(genotypes)),
-        folder,
-        file_format,
-    )
+    named = ((f"client-{n}", genotype_figure(own)) for n, own in enumerate(client_genotypes(run)))
+    return write_figures(named, folder, file_format)
 
 
 def _draw_cell(axes: Axes, cell: tuple[Node, ...]) -> None:

@@ -1,6 +1,5 @@
 """Matrices as heat maps: who learns from whom, clusters by round, and the split of the data."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -16,9 +15,8 @@ from fedkd_flwr.analysis.cross import Cross
 from fedkd_flwr.analysis.figures import (
     client_order,
     cluster_colors,
-    clusters_of,
     data_title,
-    ordered_matrix,
+    follow_clusters,
     run_title,
     sharing_matrices,
 )
@@ -45,32 +43,13 @@ def draw_matrix(
     return image
 
 
-def plot_sharing(
-    run: Run,
-    server_round: int | None = None,
-    name: str | None = None,
-    order: Sequence[int] | None = None,
-) -> Figure:
+def plot_sharing(run: Run, server_round: int | None = None, name: str | None = None) -> Figure:
     """Draw a coefficient or sharing matrix as a heat map: who learns from whom.
 
-    The color scale ends at the largest weight between two clients. A client's weight for itself is
-    often so large that the others could not be distinguished.
-
-    Parameters
-    ----------
-    run : Run
-        A run of a method with such a matrix.
-    server_round : int, optional
-        The round; the last one by default.
-    name : str, optional
-        Name of the matrix; the first one by default.
-    order : sequence of int, optional
-        Partition-ids from top to bottom; by default clients with similar labels are adjacent.
-
-    Raises
-    ------
-    ValueError
-        If the run has no such matrix or round.
+    By default the first matrix after the last round. The color scale ends at the largest weight
+    between two clients. A client's weight for itself is often so large that the others could not be
+    distinguished. Clients with similar labels are adjacent. Raises `ValueError` if the run has no
+    such matrix or round.
     """
     names = sharing_matrices(run)
     if not names or (name and name not in names):
@@ -81,7 +60,8 @@ def plot_sharing(
     server_round = rounds if server_round is None else server_round
     if not 1 <= server_round <= rounds:
         raise ValueError(f"Round {server_round} is outside 1..{rounds}.")
-    matrix, clients, ordered = ordered_matrix(run, name, server_round, order)
+    clients, ordered = client_order(run)
+    matrix = run.matrices[name][server_round - 1].astype(float)[np.ix_(clients, clients)]
     figure, axes = new_figure(f"Giver{ordered}", f"Receiver{ordered}", grid=False)
     figure.set_size_inches(FIGURE_WIDTH, 0.9 * FIGURE_WIDTH)
     between = matrix[~np.eye(len(clients), dtype=bool)]
@@ -97,24 +77,15 @@ def plot_sharing(
     return figure
 
 
-def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
+def plot_clusters(run: Run) -> Figure:
     """Draw each client's cluster over rounds; gray where a client did not participate.
 
-    Parameters
-    ----------
-    run : Run
-        A run of a method that clusters clients.
-    order : sequence of int, optional
-        Partition-ids from top to bottom; by default clients with similar labels are adjacent.
-
-    Raises
-    ------
-    ValueError
-        If the run has no clusters.
+    Clients with similar labels are adjacent. Raises `ValueError` if the run has no clusters.
     """
     if "clusters" not in run.matrices:
         raise ValueError(f"{run.path.name} has no clusters.")
-    labels, clients, ordered = clusters_of(run, order)
+    clients, ordered = client_order(run)
+    labels = follow_clusters(run.matrices["clusters"])[:, clients].T
     number, rounds = labels.shape
     colors = cluster_colors(labels)
     palette = ListedColormap([ABSENT, *colors])
@@ -143,15 +114,7 @@ def plot_clusters(run: Run, order: Sequence[int] | None = None) -> Figure:
 def plot_partition(run: Run) -> Figure:
     """Draw the number of samples by client and class as a heat map.
 
-    Parameters
-    ----------
-    run : Run
-        The run, finished or not.
-
-    Raises
-    ------
-    ConfigError, DataError
-        If the data of the run cannot be rebuilt on this machine.
+    Raises `ConfigError` or `DataError` if the data of the run cannot be rebuilt on this machine.
     """
     counts = label_counts(run)
     figure, axes = new_figure("Client", "Class", grid=False)
@@ -170,7 +133,7 @@ def plot_cross(crossed: Cross) -> Figure:
     the giver's model on the receiver's test data. The other panels omit the diagonal: a client's
     weight for itself is often so large that the other weights could not be distinguished.
     """
-    clients, ordered = client_order(crossed.run, None)
+    clients, ordered = client_order(crossed.run)
     count = 1 + len(crossed.coefficients)
     size = (FIGURE_WIDTH * max(1.0, 0.8 * count), 0.9 * FIGURE_WIDTH)
     figure = Figure(figsize=size, layout="constrained")

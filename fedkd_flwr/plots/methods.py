@@ -85,10 +85,7 @@ def plot_run(run: Run) -> Figure:
 def plot_mean_gain(comparison: Comparison) -> Figure:
     """Plot each method's mean gain over the reference: a dot per seed, and the 95% interval.
 
-    Raises
-    ------
-    ValueError
-        If there is no run of the reference with the seed of another run.
+    Raises `ValueError` if there is no run of the reference with the seed of another run.
     """
     shown, against = _gains(comparison), comparison.against
     figure, axes = new_figure(f"Gain in mean accuracy over {against}, in points", "")
@@ -106,10 +103,7 @@ def plot_mean_gain(comparison: Comparison) -> Figure:
 def plot_gain_over_local(comparison: Comparison) -> Figure:
     """Plot each client's gain in accuracy over the reference, one point per client and seed.
 
-    Raises
-    ------
-    ValueError
-        If there is no run of the reference with the seed of another run.
+    Raises `ValueError` if there is no run of the reference with the seed of another run.
     """
     shown, against = _gains(comparison), comparison.against
     figure, axes = new_figure(f"Gain in accuracy over {against}, in points", "")
@@ -130,10 +124,7 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
 def plot_gain_with_safeguard(comparison: Comparison) -> Figure:
     """Plot each client's gain over its private model, without and with the safeguard.
 
-    Raises
-    ------
-    ValueError
-        If no run has a safeguard.
+    Raises `ValueError` if no run has a safeguard.
     """
     shown = gains_with_safeguard(comparison)
     if not shown:
@@ -171,12 +162,8 @@ def plot_gain_against_bytes(comparison: Comparison) -> Figure:
     """Plot each method's mean gain over the reference against the bytes of a run.
 
     A line joins the Pareto front, whose methods are named: no other method gains as much with as
-    few bytes. The other methods are gray.
-
-    Raises
-    ------
-    ValueError
-        If no method with a gain exchanges anything.
+    few bytes. The other methods are gray. Raises `ValueError` if no method with a gain exchanges
+    anything.
     """
     shown, reference = gains_with_cost(comparison), comparison.against
     if shown.empty:
@@ -207,10 +194,7 @@ def plot_gain_against_bytes(comparison: Comparison) -> Figure:
 def plot_ranks(across: Across) -> Figure:
     """Plot mean ranks; a bar joins methods that the Nemenyi test does not show to differ.
 
-    Raises
-    ------
-    ValueError
-        If there are fewer than three methods.
+    Raises `ValueError` if there are fewer than three methods.
     """
     if across.pairs.empty:
         raise ValueError("A critical-difference diagram needs at least three methods.")

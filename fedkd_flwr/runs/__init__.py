@@ -23,6 +23,7 @@ from fedkd_flwr.runs.folders import (
 )
 from fedkd_flwr.runs.reading import Run, load_run
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
+from fedkd_flwr.runs.summary import prefers_distilled
 
 __all__ = [
     "ROUNDS",
@@ -41,6 +42,7 @@ __all__ = [
     "failures_in_words",
     "load_run",
     "names_of_code",
+    "prefers_distilled",
     "read_checkpoint",
     "recorded_config",
     "remove_checkpoint",

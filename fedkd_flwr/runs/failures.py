@@ -25,17 +25,9 @@ def failed_rounds(run: Run) -> dict[int, tuple[int, int]]:
 def failures_in_words(runs: Iterable[Run], only_silent: bool = False) -> str:
     """Return which clients gave no valid reply, and how often; empty if all did.
 
-    Parameters
-    ----------
-    runs : iterable of Run
-        Runs that differ in seed; seeds are named if there are several.
-    only_silent : bool
-        Leave out clients that gave a valid reply in some round.
-
-    Returns
-    -------
-    str
-        Such as ``client 0 gave no valid reply in 2 of 2 rounds of seeds 0, 2``.
+    Such as ``client 0 gave no valid reply in 2 of 2 rounds of seeds 0, 2``. The runs differ in
+    seed, and seeds are named if there are several. With `only_silent`, clients that gave a valid
+    reply in some round are left out.
     """
     every = list(runs)
     seeds: dict[tuple[int, int, int], list[str]] = defaultdict(list)

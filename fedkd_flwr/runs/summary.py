@@ -77,6 +77,21 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
     }
 
 
+def prefers_distilled(run: Run) -> bool:
+    """Return whether validation data prefer the clients' models after their last distillation.
+
+    Each client that was evaluated in the last round has to have both results.
+    """
+    last = run.round_rows[-1]["round"]
+    rows = [row for row in run.client_rows if row["round"] == last and "accuracy" in row]
+    gains = [
+        row["distilled_validation_accuracy"] - row["validation_accuracy"]
+        for row in rows
+        if {"distilled_validation_accuracy", "validation_accuracy"} <= row.keys()
+    ]
+    return len(gains) == len(rows) and sum(gains) > 0
+
+
 def _gradient_steps(rows: list[Row], evaluated: list[Row]) -> dict[str, int]:
     """Return the steps that the models of the last evaluation took; nothing of earlier code.
 

@@ -86,8 +86,11 @@ def read_sweep(
         twin = configurations.setdefault(run_name(configuration), configuration)
         if twin is not configuration:
             _require_same_place(path, twin, configuration)
-    _log_unread(path, configurations.values())
-    _log_ignored(ignored)
+    unread_by = [configuration.unread for configuration in configurations.values()]
+    if by_nobody := [key for key in unread_by[0] if all(key in keys for keys in unread_by)]:
+        log(WARNING, "No run of the sweep %s reads %s: ignored.", path, ", ".join(by_nobody))
+    if ignoring := [f"{name} ignores {', '.join(keys)}" for name, keys in ignored.items() if keys]:
+        log(INFO, "Methods ignore the settings of others: %s.", "; ".join(ignoring))
     return select_runs(path, configurations, only) if only else configurations
 
 
@@ -300,19 +303,6 @@ def _log_overrides(
             settings[name],
             path,
         )
-
-
-def _log_unread(path: Path, configurations: Iterable[Configuration]) -> None:
-    """Log once which settings no run reads."""
-    by_run = [configuration.unread for configuration in configurations]
-    if unread := [key for key in by_run[0] if all(key in keys for keys in by_run)]:
-        log(WARNING, "No run of the sweep %s reads %s: ignored.", path, ", ".join(unread))
-
-
-def _log_ignored(ignored: Mapping[str, Collection[str]]) -> None:
-    """Log in one line which methods ignore settings that are varied or of a custom method."""
-    if ignoring := [f"{name} ignores {', '.join(keys)}" for name, keys in ignored.items() if keys]:
-        log(INFO, "Methods ignore the settings of others: %s.", "; ".join(ignoring))
 
 
 def _require_same_place(path: Path, one: Configuration, other: Configuration) -> None:

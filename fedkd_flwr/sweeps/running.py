@@ -225,7 +225,7 @@ def run_sweep(
             yield begun
 
     if jobs == 1:
-        ended = _one_by_one(to_do(), listen)
+        ended = ((run, attempt(run, partial(listen, run.name))) for run in to_do())
     else:
         ended = _in_parallel(to_do(), jobs, cpus_per_run, gpus_per_run, listen)
     with closing(ended):
@@ -288,12 +288,6 @@ def _continued(run: SweepRun, on_round: OnRound | None) -> bool:
         move_aside(run.path)
         return False
     return True
-
-
-def _one_by_one(runs: Iterable[SweepRun], listen: SweepListener) -> EndedRuns:
-    """Do runs in this process."""
-    for run in runs:
-        yield run, attempt(run, partial(listen, run.name))
 
 
 def _in_parallel(

@@ -30,15 +30,10 @@ LEAD = 0.5
 
 @dataclass(frozen=True)
 class Blend:
-    """``u · method + v · private``, in logits.
+    """``u · method + v · private``, in logits, with u and v at least 0.
 
-    Attributes
-    ----------
-    weight : float
-        Share of the method's model in [0, 1]: its coefficient as part of both, where logits are
-        divided by their temperatures.
-    method, private : float
-        u and v, at least 0.
+    `weight` is the share of the method's model in [0, 1]: its coefficient as part of both, where
+    logits are divided by their temperatures.
     """
 
     weight: float

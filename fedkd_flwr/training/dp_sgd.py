@@ -53,17 +53,10 @@ def poisson_batches(
 class PrivateGradients:
     """Clipped and noised gradients of a batch, in place of backpropagation.
 
-    Attributes
-    ----------
-    clip_norm : float
-        C, the largest norm of the gradient of a sample.
-    noise_multiplier : float
-        sigma, the standard deviation of the noise divided by C.
-    expected_size : float
-        Expected number of samples in a batch, by which the sum is divided. The number in a batch
-        is itself private.
-    generator : torch.Generator
-        Draws the noise, on the model's device. It has to be secret.
+    C is the largest norm of the gradient of a sample, and `noise_multiplier` sigma, the standard
+    deviation of the noise divided by C. The sum is divided by the expected number of samples: the
+    number in a batch is itself private. The generator draws the noise, on the model's device, and
+    has to be secret.
     """
 
     clip_norm: float

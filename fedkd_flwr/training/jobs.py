@@ -54,10 +54,7 @@ class TrainJob:
     def __post_init__(self) -> None:
         """Refuse a loss of PyTorch itself, which takes logits.
 
-        Raises
-        ------
-        TypeError
-            With what to write instead.
+        Raises `TypeError` with what to write instead.
         """
         module = getattr(self.loss, "__module__", None) or ""
         if isinstance(self.loss, nn.Module) or module.startswith("torch."):
@@ -83,14 +80,9 @@ class TrainJob:
 
 @dataclass(frozen=True, eq=False)
 class PredictJob:
-    """A model's logits on images, (P, K) float32.
+    """A model's logits (P, K) float32 on images (P, channels, height, width).
 
-    Attributes
-    ----------
-    model : nn.Module
-        Left in evaluation mode.
-    images : Tensor
-        Shape (P, channels, height, width).
+    The model is left in evaluation mode.
     """
 
     model: nn.Module

@@ -99,17 +99,10 @@ def random_batches(
 
 
 def joined(positions: Iterable[Tensor], smallest: int) -> Iterator[Tensor]:
-    """Yield batches in which at least some number of different samples are.
+    """Yield batches of positions in which at least `smallest` different samples are.
 
-    A batch with fewer is joined with those after it, and the last with the one before it. If all
-    of them together have fewer, none is left.
-
-    Parameters
-    ----------
-    positions : iterable of Tensor
-        Positions of each batch, (batch,) int64.
-    smallest : int
-        Number of different samples.
+    A batch with fewer is joined with those after it, and the last with the one before it. If all of
+    them together have fewer, none is left.
     """
     ready, short = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
     for chosen in positions:
@@ -168,21 +161,8 @@ def require_gradient(loss: Tensor) -> None:
 def try_step(model: nn.Module, batch: Batch, part: str, optimizer: torch.optim.Optimizer) -> float:
     """Take one optimizer step on the cross-entropy of a batch, and return the loss.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Trained in place.
-    batch : tuple of Tensor
-        Images (n, ...) and labels (n,).
-    part : str
-        What the optimizer trains, for messages: ``model``, ``head`` or ``body``.
-    optimizer : torch.optim.Optimizer
-        Over parameters of the model.
-
-    Raises
-    ------
-    ValueError
-        If nothing would be trained, or the step fails; in one sentence.
+    `part` is what the optimizer trains, for messages: ``model``, ``head`` or ``body``. Raises
+    `ValueError` if nothing would be trained, or the step fails; in one sentence.
     """
     images, labels = batch
     parameters = trained_by(optimizer)
@@ -228,32 +208,10 @@ def train_on(
     gradients: Gradients = backpropagate,
     alternate: torch.optim.Optimizer | None = None,
 ) -> float:
-    """Take one optimizer step per batch.
+    """Take one optimizer step per batch, as a `fedkd_flwr.training.jobs.TrainJob` says.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Trained in place.
-    loss : callable
-        Mean loss of the model on a batch.
-    optimizer : torch.optim.Optimizer
-        Takes one step per batch.
-    batches : iterable of tuple of Tensor
-        On the model's device.
-    gradients : callable
-        What sets the gradients of a batch.
-    alternate : torch.optim.Optimizer, optional
-        Takes the step on the first batch and then on every other one, in place of `optimizer`.
-
-    Returns
-    -------
-    float
-        Mean loss over all samples on which `optimizer` took its steps.
-
-    Raises
-    ------
-    DivergedError
-        If the mean loss, or a weight at the end, is not finite.
+    Return the mean loss over all samples on which `optimizer` took its steps. Raises
+    `DivergedError` if it, or a weight at the end, is not finite.
     """
     model.train()
     device = next(model.parameters()).device
@@ -348,20 +306,7 @@ def statistics_of(model: nn.Module, images: Tensor) -> Iterator[None]:
 
 @torch.inference_mode()
 def predict_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """Return a model's logits on images.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Left in evaluation mode.
-    images : Tensor
-        Shape (P, channels, height, width).
-
-    Returns
-    -------
-    Tensor
-        Shape (P, K), float32.
-    """
+    """Return a model's logits (P, K), float32, on images; it is left in evaluation mode."""
     model.eval()
     return torch.cat([model(chunk) for chunk in torch.split(images, INFERENCE_BATCH)]).float()
 

@@ -149,7 +149,10 @@ def tune(
     RunDirectoryError
         If a study is damaged, or the runs of a best trial were deleted.
     """
-    _require_positive(budget=budget, seeds=seeds, jobs=jobs, **{"fresh-seeds": fresh_seeds})
+    numbers = {"budget": budget, "seeds": seeds, "jobs": jobs, "fresh-seeds": fresh_seeds}
+    for name, number in numbers.items():
+        if number < 1:
+            raise ConfigError(f"{name} = {number}: it should be at least 1.")
     folder = absolute(output_dir)
     require_writable(folder, "folder of the tuning")
     names = list(dict.fromkeys([BASELINE, *methods]))
@@ -186,12 +189,6 @@ def _values_of_trials(configuration: Configuration) -> dict[str, Scalar]:
     values = with_absolute_folders(configuration.without_unread()).flat()
     own_folders: dict[str, Scalar] = {"models-dir": "", "state-dir": "", "keep-best": False}
     return {**values, "evaluated-split": "validation", **own_folders}
-
-
-def _require_positive(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise ConfigError(f"{name} = {number}: it should be at least 1.")
 
 
 def _checked(settings: Mapping[str, Any], name: str) -> Configuration:

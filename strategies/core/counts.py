@@ -8,10 +8,12 @@ model and what the client would deploy (*deployed*).
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Literal, get_args
 
 from strategies.core.client_info import ClientInfo
+from strategies.core.declarations import Data
 from strategies.core.replies import LARGEST_LOSS, InvalidReplyError, Metric
 
 EvaluatedModel = Literal["own", "received", "trained", "distilled", "global", "private", "deployed"]
@@ -81,6 +83,11 @@ def counts_in(metrics: Mapping[str, Any]) -> list[Counts]:
     return found
 
 
+def of_model(model: EvaluatedModel, metrics: Mapping[str, Any]) -> list[Counts]:
+    """Return the counts of one model in the metrics of a message."""
+    return [counts for counts in counts_in(metrics) if counts.model == model]
+
+
 def metrics_of(models: Iterable[EvaluatedModel]) -> list[Metric]:
     """Return the metrics with which a client reports the counts of some models."""
     metrics = []
@@ -88,10 +95,11 @@ def metrics_of(models: Iterable[EvaluatedModel]) -> list[Metric]:
         correct, total, loss = (
             metric_name(model, split, name) for name in ("correct", "total", "loss")
         )
+        result = partial(Metric, averaged=False, inputs=(Data(split),), through_model=True)
         metrics += [
-            Metric(correct, averaged=False, low=0, high=LARGEST_COUNT),
-            Metric(total, averaged=False, low=split == "test", high=LARGEST_COUNT),
-            Metric(loss, averaged=False),
+            result(correct, low=0, high=LARGEST_COUNT),
+            result(total, low=split == "test", high=LARGEST_COUNT, through_model=False),
+            result(loss),
         ]
     return metrics
 

@@ -5,7 +5,7 @@ They are rows of one table. The accuracies of clients and rounds follow from it,
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -36,7 +36,7 @@ from strategies.core.optional_metrics import (
     measured_metrics,
     totals_of_classes,
 )
-from strategies.core.plan import RunPlan
+from strategies.core.plan import PlanSettings, RunPlan
 from strategies.core.replies import InvalidReplyError, Metric, Reply
 from strategies.core.safeguard import GUARDED, SAFEGUARD_METRICS, check_safeguarded
 
@@ -45,6 +45,9 @@ Row = dict[str, Any]
 
 EVALUATIONS = "evaluations"
 """The table of evaluations."""
+
+DISTILLATION = "distillation"
+"""Phase of the message after the last round, for clients that learn at the start of a round."""
 
 COLUMNS = ("round", "client", "model", "split", "correct", "total", "loss")
 """Its columns."""
@@ -84,13 +87,15 @@ class Evaluations:
         The plan of the run.
     clients : mapping of int to ClientInfo
         All clients that have joined, by partition-id. It grows as they join.
-    evaluates : iterable of str
+    evaluates : collection of str
         Models that the method evaluates besides a client's own.
 
     Attributes
     ----------
     current : dict of int to Evaluation
         By partition-id. Clients whose models change are removed.
+    asks_for_distilled : bool
+        Whether this round's training reports the last round's models after their distillation.
     metrics : tuple of Metric
         What replies may report.
     """
@@ -99,19 +104,30 @@ class Evaluations:
         self,
         plan: RunPlan,
         clients: Mapping[int, ClientInfo],
-        evaluates: Iterable[EvaluatedModel] = (),
+        evaluates: Collection[EvaluatedModel] = (),
     ) -> None:
         self._plan = plan
         self._clients = clients
         self.current: dict[int, Evaluation] = {}
         self._in_training: list[Row] = []
-        guarded = GUARDED if plan.safeguard.is_on else ()
-        self.metrics = (
-            *metrics_of(("own", *evaluates, *guarded)),
-            *measured_metrics(plan.measures, plan.num_classes),
-            *(SAFEGUARD_METRICS if guarded else ()),
-            FINE_TUNING_STEPS,
-        )
+        self._has_distilled = "distilled" in evaluates
+        self._distilled_in = 0
+        self.asks_for_distilled = False
+        self.metrics = evaluated_metrics(plan, plan.num_classes, evaluates)
+
+    def look_back(self, row: Mapping[str, Any]) -> None:
+        """Note of an earlier round whether it has models after distillation.
+
+        So has the last round of a run that is extended.
+        """
+        if row.get(f"{column_prefix('distilled', 'test')}accuracy_mean") is not None:
+            self._distilled_in = row["round"]
+
+    def begin(self, server_round: int, plan: RunPlan) -> None:
+        """Choose what the training of a round reports."""
+        before = server_round - 1
+        is_due = before > self._distilled_in and plan.is_evaluated(before)
+        self.asks_for_distilled = self._has_distilled and is_due
 
     def rows(self, server_round: int, evaluated: Mapping[int, Evaluation]) -> list[Row]:
         """Return a round's rows of the table: some evaluations, and counts of the training."""
@@ -160,13 +176,29 @@ class Evaluations:
             found = read_evaluation(reported, reply.answers)
             if found.has_accuracy:
                 self.current[n] = found
-            self._in_training += [
+            for counts in counts_in(reported):
+                is_distilled = counts.model == "distilled"
                 # A distillation is the last step of the round before.
-                evaluation_row(server_round - (counts.model == "distilled"), n, counts)
-                for counts in counts_in(reported)
-                if counts.model in IN_TRAINING
-            ]
+                row = evaluation_row(server_round - is_distilled, n, counts)
+                if counts.model in IN_TRAINING and (self.asks_for_distilled or not is_distilled):
+                    self._in_training.append(row)
         return others
+
+
+def evaluated_metrics(
+    plan: PlanSettings, classes: int, evaluates: Iterable[EvaluatedModel] = ()
+) -> tuple[Metric, ...]:
+    """Return what clients may report of models that they evaluate, with K classes.
+
+    `evaluates` are models of the method besides a client's own.
+    """
+    guarded = GUARDED if plan.safeguard.is_on else ()
+    return (
+        *metrics_of(("own", *evaluates, *guarded)),
+        *measured_metrics(plan.measures, classes),
+        *(SAFEGUARD_METRICS if guarded else ()),
+        FINE_TUNING_STEPS,
+    )
 
 
 def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evaluation:

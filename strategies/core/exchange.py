@@ -120,6 +120,7 @@ class Exchange:
         phase: str,
         payloads: Mapping[int, Arrays],
         evaluate: bool = False,
+        distilled: bool = False,
     ) -> list[Message]:
         """Address one message to each client.
 
@@ -133,9 +134,11 @@ class Exchange:
             Arrays for each client, by partition-id.
         evaluate : bool
             Whether train replies include counts.
+        distilled : bool
+            Whether they include counts of the last round's models after their distillation.
         """
         self._note_sent(payloads)
-        config = self._config(phase, evaluate)
+        config = self._config(phase, evaluate, distilled)
         return [self._message(message_type, n, arrays, config) for n, arrays in payloads.items()]
 
     def to_evaluate(
@@ -158,7 +161,7 @@ class Exchange:
         """
         members = list(asked)
         self._note_sent(members)
-        config = self._config("evaluate", evaluate=False)
+        config = self._config("evaluate")
 
         def message_for(partition_id: int) -> Message:
             arrays = payload_for(partition_id)
@@ -171,7 +174,7 @@ class Exchange:
         """Remember who has to answer, by node id."""
         self._sent = {self._clients[n].node_id: n for n in members}
 
-    def _config(self, phase: str, evaluate: bool) -> ConfigRecord:
+    def _config(self, phase: str, evaluate: bool = False, distilled: bool = False) -> ConfigRecord:
         """Return the config of every message of a phase."""
         return ConfigRecord(
             {
@@ -183,6 +186,7 @@ class Exchange:
                 "trained-rounds": self._trained_rounds,
                 "starts": self._starts,
                 "evaluate": evaluate,
+                "evaluate-distilled": distilled,
             }
         )
 

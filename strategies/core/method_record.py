@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from strategies.core.counts import MODELS, EvaluatedModel
+from strategies.core.declarations import Sent
 from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
@@ -117,6 +118,8 @@ class MethodRecord:
         afterwards; ``received``, the model before it, for methods that evaluate the trained one;
         ``global``, for methods whose clients keep another. Empty where clients are not sent a
         model that replaces theirs.
+    sends : tuple of Sent
+        Arrays of a train reply. What is not declared does not leave a client.
     train_metrics : tuple of Metric
         Metrics of a train reply.
     evaluation_metrics : tuple of Metric
@@ -134,6 +137,7 @@ class MethodRecord:
     keeps_global_models: bool = False
     evaluates_trained_model: bool = True
     evaluates: tuple[EvaluatedModel, ...] = ()
+    sends: tuple[Sent, ...] = ()
     train_metrics: tuple[Metric, ...] = (TRAIN_LOSS, MOVED_PRIVATE)
     evaluation_metrics: tuple[Metric, ...] = ()
 

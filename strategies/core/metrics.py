@@ -7,24 +7,31 @@ from flwr.serverapp import Grid
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.counts import LARGEST_COUNT
+from strategies.core.declarations import Data
 from strategies.core.replies import Metric, Reply
 
-TRAIN_LOSS = Metric("train-loss")
+TRAIN_LOSS = Metric("train-loss", through_model=True)
 """Mean training loss over all private samples of the round."""
 
-MOVED_PRIVATE = Metric("moved-private", low=0)
+MOVED_PRIVATE = Metric("moved-private", low=0, inputs=(), through_model=True)
 """Change of the weights by private training, relative to their norm."""
 
-MOVED_PUBLIC = Metric("moved-public", low=0)
+MOVED_PUBLIC = Metric("moved-public", low=0, inputs=(Data.PUBLIC,), through_model=True)
 """Change of the weights by knowledge of other clients, relative to their norm."""
 
-GRADIENT_STEPS = Metric("gradient-steps", averaged=False, low=0, high=LARGEST_COUNT)
+GRADIENT_STEPS = Metric("gradient-steps", averaged=False, low=0, high=LARGEST_COUNT, inputs=())
 """Optimizer steps of a client in a round, of every kind. Every train reply may report them."""
 
-FINE_TUNING_STEPS = Metric("fine-tuning-steps", averaged=False, low=0, high=LARGEST_COUNT)
-"""Optimizer steps of a client between its last training and an evaluation."""
+FINE_TUNING_STEPS = Metric(
+    "fine-tuning-steps",
+    averaged=False,
+    low=0,
+    high=LARGEST_COUNT,
+    inputs=(Data.TRAINING, Data.VALIDATION),
+)
+"""Optimizer steps between a client's last training and an evaluation; early ends tell of data."""
 
-DP_EPSILON = Metric("dp-epsilon", averaged=False, low=0)
+DP_EPSILON = Metric("dp-epsilon", averaged=False, low=0, inputs=())
 """Epsilon that a client has spent by DP-SGD since the start of the run."""
 
 SECONDS = "seconds"
@@ -32,6 +39,13 @@ SECONDS = "seconds"
 
 OF_TRAINING = (GRADIENT_STEPS, DP_EPSILON)
 """What the train replies of every method may report."""
+
+SIZES = (
+    Metric("num-examples", inputs=(), required=True),
+    Metric("test-size", inputs=(Data.TEST,)),
+    Metric("validation-size", inputs=(Data.VALIDATION,)),
+)
+"""What clients report when they join. Sizes that matter for results alone may be withheld."""
 
 
 def columns_of_training(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:

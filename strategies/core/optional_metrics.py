@@ -5,9 +5,11 @@ numbers per class and reveal to the server which labels a client has.
 """
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from itertools import pairwise
 
 from strategies.core.counts import LARGEST_COUNT, metric_name
+from strategies.core.declarations import Data
 from strategies.core.replies import InvalidReplyError, Metric
 
 CALIBRATION = "calibration"
@@ -47,14 +49,15 @@ def class_counts(number: int | str) -> tuple[str, str]:
 
 def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, ...]:
     """Return the metrics that clients may report for some of `MEASURES`, with K classes."""
-    metrics = [
-        Metric(name, averaged=False, low=0, high=1)
-        for measure, name in METRIC_OF.items()
-        if measure in measures
-    ]
+    of_test = partial(
+        Metric, averaged=False, low=0, inputs=(Data.TEST,), through_model=True, requested=True
+    )
+    metrics = [of_test(name, high=1) for measure, name in METRIC_OF.items() if measure in measures]
     if CLASSES in measures:
-        names = [name for number in (*range(classes), "held") for name in class_counts(number)]
-        metrics += [Metric(name, averaged=False, low=0, high=LARGEST_COUNT) for name in names]
+        names = [name for number in range(classes) for name in class_counts(number)]
+        metrics += [of_test(name, high=LARGEST_COUNT) for name in names]
+        of_held = partial(of_test, high=LARGEST_COUNT, inputs=(Data.TRAINING, Data.TEST))
+        metrics += [of_held(name) for name in class_counts("held")]
     return tuple(metrics)
 
 

@@ -8,7 +8,7 @@ import math
 import textwrap
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from flwr.app import Array, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
+from strategies.core.declarations import Sent
 from strategies.core.records import Payload, arrays_of, record_of
 from strategies.core.versions import installed_versions, refusal
 
@@ -83,23 +84,23 @@ class ExpectedArray:
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(Sent):
     """A number that the clients of a method report, recorded per client and round.
+
+    Its name is in kebab case, and its column has underscores. What `Sent` says of it counts too.
 
     Attributes
     ----------
-    name : str
-        Name in kebab case; the column has underscores.
     averaged : bool
         Whether the row of the round has the mean over clients, as ``NAME_mean``.
     low, high : float
         Allowed range, both ends included.
     """
 
-    name: str
     averaged: bool = True
     low: float = -LARGEST_LOSS
     high: float = LARGEST_LOSS
+    required: bool = field(default=False, kw_only=True)
 
     @property
     def column(self) -> str:

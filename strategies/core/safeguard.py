@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from strategies.core.counts import LARGEST_COUNT, EvaluatedModel, metric_name
+from strategies.core.declarations import Data
 from strategies.core.replies import InvalidReplyError, Metric
 from strategies.core.settings_groups import SettingsGroup
 
@@ -74,10 +75,24 @@ SAFEGUARD_WEIGHT = "safeguard-weight"
 
 SAFEGUARD_METRICS = (
     *(
-        Metric(name, averaged=False, low=0, high=LARGEST_COUNT)
+        Metric(
+            name,
+            averaged=False,
+            low=0,
+            high=LARGEST_COUNT,
+            inputs=(Data.TEST,),
+            through_model=True,
+        )
         for name in (SAFEGUARDED_LOST, METHOD_LOST)
     ),
-    Metric(SAFEGUARD_WEIGHT, averaged=False, low=0, high=1),
+    Metric(
+        SAFEGUARD_WEIGHT,
+        averaged=False,
+        low=0,
+        high=1,
+        inputs=(Data.VALIDATION,),
+        through_model=True,
+    ),
 )
 """What an evaluation with a safeguard reports besides the counts of its models."""
 

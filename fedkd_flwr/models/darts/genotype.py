@@ -9,15 +9,10 @@ from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS, Supe
 
 
 class Choice(NamedTuple):
-    """One kept edge of a cell.
+    """One kept edge of a cell: its operation, which is not "none", and where it starts from.
 
-    Attributes
-    ----------
-    operation : str
-        Name of the operation on the edge, not "none".
-    source : int
-        State that the edge starts from: 0 and 1 are the outputs of the cell before last and
-        of the last cell, 2 is the cell's first inner node, and so on.
+    The sources 0 and 1 are the outputs of the cell before last and of the last cell, 2 is the
+    cell's first inner node, and so on.
     """
 
     operation: str

@@ -1,0 +1,109 @@
+"""What may leave a client: what its method declares, as far as the node's policy allows it."""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import TypeVar
+
+from fedkd_flwr.clients.messages import TrainReply
+from fedkd_flwr.clients.policy import NodePolicy, PolicyError
+from fedkd_flwr.config import RunConfig
+from strategies.core.declarations import Data, Sent
+from strategies.core.evaluations import evaluated_metrics
+from strategies.core.metrics import OF_TRAINING, SIZES
+from strategies.core.replies import Metric
+
+Value = TypeVar("Value")
+
+
+class UndeclaredError(ValueError):
+    """A client would send what its method does not declare."""
+
+
+def leaving(
+    reply: TrainReply, run: RunConfig, classes: int, policy: NodePolicy, has_noise: bool
+) -> TrainReply:
+    """Return what leaves a client of a reply.
+
+    Parameters
+    ----------
+    reply : TrainReply
+        What the client would send.
+    run : RunConfig
+        The run config, with the record of the method.
+    classes : int
+        K.
+    policy : NodePolicy
+        What the node's operator allows.
+    has_noise : bool
+        Whether noise hides the training samples in what the server needs. Anything else that
+        depends on them is left out then.
+
+    Returns
+    -------
+    TrainReply
+        The reply without optional items that may not leave.
+
+    Raises
+    ------
+    UndeclaredError
+        If an item is not declared.
+    PolicyError
+        If an item may not leave that the server needs.
+    """
+
+    def passed(
+        items: Mapping[str, Value], declared: Iterable[Sent], declaration: str
+    ) -> dict[str, Value]:
+        known, left = {sent.name: sent for sent in declared}, {}
+        for name, value in items.items():
+            sent = declaration_of(name, known)
+            if sent is None:
+                raise UndeclaredError(
+                    f"`{name}` is not declared: in the record of {run.strategy}, add "
+                    f"{declaration.format(name)}"
+                )
+            if not _is_forbidden(sent, policy, has_noise):
+                left[name] = value
+            elif sent.required:
+                raise PolicyError(f"the method sends `{name}`, which may not leave this node")
+        return left
+
+    return TrainReply(
+        passed(reply.arrays, run.method.record.sends, "Sent({!r}) to `sends`"),
+        passed(reply.metrics, declared_metrics(run, classes), "Metric({!r}) to `train_metrics`"),
+        reply.answers if policy.tells_answers else b"",
+    )
+
+
+def declared_metrics(run: RunConfig, classes: int) -> tuple[Metric, ...]:
+    """Return the numbers that a run with K classes declares.
+
+    Of two with one name the method's own comes last, and counts.
+    """
+    record = run.method.record
+    of_method = *record.train_metrics, *record.evaluation_metrics
+    evaluated = evaluated_metrics(run.plan, classes, record.evaluates)
+    return *SIZES, *OF_TRAINING, *of_method, *evaluated
+
+
+def declaration_of(name: str, known: Mapping[str, Sent]) -> Sent | None:
+    """Return what is declared of a name, which may match a pattern; None for nothing."""
+    matching = (sent for pattern, sent in known.items() if fnmatchcase(name, pattern))
+    return known.get(name) or next(matching, None)
+
+
+def _is_forbidden(sent: Sent, policy: NodePolicy, has_noise: bool) -> bool:
+    """Return whether an item may not leave.
+
+    `NodePolicy.check_run` has decided which arrays and which requested measures may: those of a
+    method and measures that the node allows.
+    """
+    if sent.is_result and not policy.allow_counts:
+        return True
+    if sent.requested or not sent.tells_of_training:
+        return False
+    if sent.required:
+        return has_noise and Data.TRAINING in sent.inputs
+    if sent.is_result:
+        return policy.hides_divergence
+    return has_noise or not policy.allow_training_metrics

@@ -1,0 +1,219 @@
+"""What is checked before a run: what stops it, what was read, and what is suspicious."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from logging import INFO, WARNING
+
+import numpy as np
+from torch import Tensor
+
+from fedkd_flwr.custom_objects.importing import OBJECT
+from fedkd_flwr.data.client_data import Parts
+from fedkd_flwr.data.clients import (
+    client_indices,
+    client_parts,
+    labels_of,
+    load_private,
+    public_pool_size,
+    public_set,
+    scaling_of_plan,
+)
+from fedkd_flwr.data.custom_data import OwnArrays, call_for_data
+from fedkd_flwr.data.public import digests_of, require_pool
+from fedkd_flwr.data.registry import (
+    BY_COLUMN,
+    DATASETS,
+    HELD_OUT,
+    NO_PUBLIC_SET,
+    SYMMETRIC,
+    DataError,
+    DataFormat,
+    is_function,
+)
+from fedkd_flwr.data.scaling import Symmetric, unscaled
+from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
+from fedkd_flwr.data.sources import ImageSet, load_images
+from fedkd_flwr.data.splits import read_split
+from strategies.core.flower import log
+
+CHANNELS = (1, 3, 4)
+"""How many channels an image has."""
+
+FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
+"""Splits that read `samples_per_class`."""
+
+Line = tuple[int, str]
+"""A level of the log, and what is said at it."""
+
+
+def check_data(plan: DataPlan, public_size: int = 0) -> None:
+    """Refuse data that cannot be loaded or split; say what was read, and what is suspicious.
+
+    `public_size` is P, 0 if the method uses no public samples. Raises `DataError` if a data set is
+    missing, the split over or inside clients cannot be met, or the public set is smaller than P.
+    """
+    read_split(plan.settings.split)
+    for level, line in _lines_about(plan, public_size):
+        log(level, "%s", line)
+
+
+def _lines_about(plan: DataPlan, public_size: int) -> Iterator[Line]:
+    settings = plan.settings
+    is_own = settings.dataset not in DATASETS
+    if is_own:
+        private = load_private(settings)
+        yield from ((WARNING, told) for told in warnings_about_data(settings))
+    parts = [client_parts(plan, partition_id) for partition_id in range(plan.num_clients)]
+    held = sum(map(len, client_indices(plan)))
+    used = sum(len(part) for own in parts for part in own)
+    if used < held / 2:
+        yield WARNING, f"client-split = {settings.split} uses {used} of {held} samples"
+    if is_own:
+        yield from _lines_about_reading(plan, private)
+    if settings.partition in FIXED_NUMBERS and (asked := settings.samples_per_class):
+        labels = labels_of(settings)
+        most = max(int(np.bincount(labels[own]).max()) for own in client_indices(plan))
+        if most < asked:
+            yield WARNING, f"samples-per-class = {asked}, and there are only {most} for a client"
+    if public_size:
+        require_pool(public_pool_size(settings), public_size)
+        if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
+            yield from _lines_about_public_set(settings)
+    if is_own:
+        samples = private.images
+        public = public_set(plan) if public_size else samples[:0]
+        for told in warnings_about_copies(samples, parts, public):
+            yield WARNING, f"{settings.dataset}: {told}"
+
+
+def _lines_about_reading(plan: DataPlan, private: ImageSet) -> Iterator[Line]:
+    """Say in one line what was read and how it is scaled; warn where numbers should be scaled."""
+    name, samples = plan.settings.dataset, private.images
+    shape = " x ".join(map(str, samples.shape[1:]))
+    said = private.said or f"{name}: {len(samples)} samples ({shape}) of {private.classes} classes"
+    if not samples.is_floating_point():
+        yield INFO, f"Read {said}"
+    elif not isinstance(scaling_of_plan(plan), Symmetric):
+        yield INFO, f"Read {said}; each column is standardized"
+    else:
+        yield INFO, f"Read {said}; numbers keep their scale"
+        if reason := unscaled(samples):
+            yield WARNING, f"{name} keeps its scale, and {reason}: set input-scaling to {AUTO}"
+
+
+def warnings_about_data(settings: DataSettings) -> list[str]:
+    """Return what is suspicious about the private data, one sentence each."""
+    name = settings.dataset
+    if name in DATASETS:
+        return []
+    found = load_images(name, settings.data_root, settings.data_format)
+    warnings = [found.warning] if found.warning else []
+    lowest, highest = int(found.labels.min()), int(found.labels.max())
+    if lowest > 0 and not settings.configured_classes:
+        warnings.append(
+            f"the labels of {name} go from {lowest} to {highest}, and models get an output for "
+            f"each class from 0 to {highest}: number the classes from 0"
+        )
+    if found.owners and is_function(name) and settings.partition != BY_COLUMN:
+        warnings.append(
+            f"{name} returns the client of each sample, which partition = {settings.partition} "
+            f"does not read: set partition to {BY_COLUMN}"
+        )
+    if is_function(name) and _has_channels_last(found.images):
+        warnings.append(
+            f"the samples {tuple(found.images.shape)} of {name} look like images from 0 to 255 "
+            "with channels last, and are read as numbers: return uint8 images (n, channels, "
+            "height, width), which are scaled to -1 to 1"
+        )
+    if is_function(name) and not _is_repeatable(name):
+        warnings.append(
+            f"{name} returns other data on a second call, and each process calls it: return the "
+            "same data in the same order, with a fixed seed"
+        )
+    return warnings
+
+
+def _has_channels_last(samples: Tensor) -> bool:
+    """Return whether samples look like unscaled images (n, height, width, channels)."""
+    if samples.dim() != 4 or samples.shape[1] in CHANNELS or samples.shape[3] not in CHANNELS:
+        return False
+    in_range = samples.min() >= 0 and 1 < samples.max() <= 255
+    return bool(in_range and (samples == samples.round()).all())
+
+
+@functools.cache
+def _is_repeatable(name: str) -> bool:
+    """Return whether a function returns the data again that it returned before, by a digest."""
+    if name.startswith(f"{OBJECT}:"):
+        return True
+    before = load_images(name)
+    clients = before.owners.of_samples if before.owners else None
+    return call_for_data(name).digest == OwnArrays(before.images, before.labels, clients).digest
+
+
+def warnings_about_copies(samples: Tensor, clients: Sequence[Parts], public: Tensor) -> list[str]:
+    """Return how many samples are copies of training samples, one sentence for each place.
+
+    Samples are (n, ...); each client has the positions of its training, validation and test
+    samples. Public samples are (pool, ...).
+    """
+    digests = np.array([digest.hex() for digest in digests_of(samples)])
+    counts = [int(np.isin(digests[test], digests[train]).sum()) for train, _, test in clients]
+    warnings = []
+    if copies := sum(counts):
+        tested = sum(len(test) for _, _, test in clients)
+        warnings.append(
+            f"{copies} of {tested} test samples are copies of training samples of the same client "
+            f"({np.count_nonzero(counts)} of {len(clients)} clients), and raise its accuracy: "
+            "remove the copies"
+        )
+    trained = set(digests[np.concatenate([train for train, _, _ in clients])].tolist())
+    if copies := sum(digest.hex() in trained for digest in digests_of(public)):
+        warnings.append(
+            f"{copies} of {len(public)} public samples are copies of private training samples, "
+            "which every client then has: remove the copies"
+        )
+    return warnings
+
+
+def _lines_about_public_set(settings: DataSettings) -> Iterator[Line]:
+    """Compare the scales of private data and of another data set that is public; say what it is.
+
+    A warning says if custom floats, which keep their scale, meet images, which are scaled to -1..1.
+    Raises `DataError` if the statistics of the one kind would scale the other.
+    """
+    names = settings.dataset, settings.public_dataset
+    formats = settings.data_format, settings.public_data_format
+    ranges = [
+        _float_range(name, settings.data_root, own)
+        for name, own in zip(names, formats, strict=True)
+    ]
+    if (ranges[0] is None) != (ranges[1] is None):
+        floats, images = names if ranges[0] else names[::-1]
+        low, high = ranges[0] or ranges[1] or (0, 0)
+        is_auto = settings.input_scaling == AUTO
+        if settings.input_scaling != SYMMETRIC and not (is_auto and ranges[0] is None):
+            raise DataError(
+                f"input-scaling {settings.input_scaling} scales private and public samples by the "
+                f"same statistics, but {floats} has floating-point numbers and {images} has pixels "
+                f"from 0 to 255; set input-scaling to {SYMMETRIC}"
+            )
+        if not -1 <= low < 0 < high <= 1:
+            kept = f"the samples of {floats} keep their scale from {low:g} to {high:g}"
+            scaled = f"the images of {images} are scaled to -1 to 1"
+            advice = "scale the former to -1 to 1 if they are images too"
+            yield WARNING, f"{kept}, and {scaled}: {advice}"
+    if settings.public_dataset not in DATASETS:
+        found = load_images(settings.public_dataset, settings.data_root, formats[1])
+        if found.said:
+            yield INFO, f"Read public {found.said}"
+        if found.warning:
+            yield WARNING, found.warning
+
+
+def _float_range(name: str, data_root: str, data_format: DataFormat) -> tuple[float, float] | None:
+    """Return the least and the largest number of floating-point data; None for images."""
+    if name in DATASETS:
+        return None
+    samples = load_images(name, data_root, data_format).images
+    return (samples.min().item(), samples.max().item()) if samples.is_floating_point() else None
