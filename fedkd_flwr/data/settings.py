@@ -123,7 +123,7 @@ class DataSettings(SettingsGroup):
     ] = ""
     data_root: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     input_scaling: Annotated[
-        Literal["auto", "symmetric", "per-pixel", "per-channel"], DEFAULT_ON_NODES
+        Literal["auto", "symmetric", "per-pixel", "per-channel"], ANY_ON_NODES
     ] = "auto"
     max_samples: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
     partition: Annotated[str, ANY_ON_NODES] = "k-classes-grouped"
