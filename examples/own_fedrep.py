@@ -32,7 +32,7 @@ def body_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 class FedRepClient(ParameterClient):
     """Trains its head, then the body, and sends the body."""
 
-    needs_head = True
+    needs_layer = "head"
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Return the trained body; each part is trained for ``local-epochs`` epochs."""

@@ -8,27 +8,32 @@ the blend with another method's model gains over that is the gain of the others'
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 
-from torch import Tensor
+from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.models.vectors import fill_model
+from fedkd_flwr.training.loop import Batch
 from strategies.local import Local
 
 
 class SecondPrivateClient(PersonalClient):
     """A client of `local` with another draw of initial weights and of batches."""
 
-    @property
-    def initial_draw(self) -> int:
-        """A draw that no client of `local` has."""
-        return super().initial_draw + self.data_plan.num_clients
+    @cached_property
+    def model(self) -> nn.Module:
+        """The stored model, or one from a draw that no client of `local` has."""
+        model: nn.Module = super().model
+        if not self.session.stored_model:
+            draw = self.session.initial_draw + self.session.data_plan.num_clients
+            fill_model(model, self.session.new_model(draw).state_dict())
+        return model
 
-    def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
-        """Yield the positions of the batches that `local` would have after the run's last round."""
-        return super().private_positions(
-            self.run.plan.num_server_rounds + server_round, num_samples
-        )
+    def private_batches(self, server_round: int) -> Iterator[Batch]:
+        """Yield the batches that `local` would have after the run's last round."""
+        return super().private_batches(self.session.run.plan.num_server_rounds + server_round)
 
 
 second_private_model = fedkd_flwr.register(

@@ -1,7 +1,10 @@
 """Personalized federated learning by knowledge transfer, as a Flower app and library."""
 
 import os
+import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.2.0.dev0"
@@ -11,6 +14,23 @@ __version__ = "0.2.0.dev0"
 # where it knows of more threads than cores. Read once, when PyTorch is loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def _require_strategies() -> None:
+    """Refuse another package ``strategies`` that Python finds before the one of this project."""
+    own = Path(__file__).resolve().parents[1] / "strategies" / "__init__.py"
+    loaded = sys.modules.get("strategies")
+    spec = loaded.__spec__ if loaded else find_spec("strategies")
+    found = Path(spec.origin) if spec and spec.origin else own
+    if found.resolve() != own:
+        place = found.parent if found.name == "__init__.py" else found
+        raise ImportError(
+            f"{place} hides the package strategies of fedkd-flwr: rename it, or start Python in "
+            "another folder."
+        )
+
+
+_require_strategies()
 
 _EXPORTS = {
     "run": "fedkd_flwr.engines",

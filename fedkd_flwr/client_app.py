@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -14,17 +14,21 @@ from flwr.clientapp import ClientApp
 
 from fedkd_flwr.clients.audit import audited
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.clients.estimators import estimator_client, refusal
-from fedkd_flwr.clients.node import with_known_clients
+from fedkd_flwr.clients.estimators import EstimatorClient
+from fedkd_flwr.clients.messages import Request, TrainReply
+from fedkd_flwr.clients.node import node_split, with_known_clients
 from fedkd_flwr.clients.node_log import log_work
-from fedkd_flwr.clients.own_split import node_split
-from fedkd_flwr.clients.policy import NodeConfigError, PolicyError, read_policy
-from fedkd_flwr.clients.reply import TrainReply
-from fedkd_flwr.clients.request import Request
-from fedkd_flwr.clients.tracebacks import Tracebacks, failure_to_send
+from fedkd_flwr.clients.policy import NodeConfigError, read_policy
+from fedkd_flwr.clients.session import Session
+from fedkd_flwr.clients.tracebacks import (
+    ClientCodeError,
+    Tracebacks,
+    code_failure,
+    failure_to_send,
+    traceback_of_own_code,
+)
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.memory import InProcessContext
-from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.model_pool import Architecture, prepare_adjacent
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
@@ -55,7 +59,8 @@ def explain_failures(
     """Handle a message; log the traceback of an exception, and raise what may leave the node.
 
     Where the node trusts the server, that is the exception itself. Its traceback is then logged
-    in Ray's processes, while the in-process grid logs those of its clients.
+    in Ray's processes, and the server is told where the user's code failed. The in-process grid
+    does both itself.
     """
     try:
         return serve(message, context)
@@ -63,8 +68,13 @@ def explain_failures(
         sent = _as_sent(error, context)
         if sent is not error:
             raise sent from None
-        if "ray" in sys.modules:
-            TRACEBACKS.log_once(error, context.node_config.get("partition-id"))
+        if "ray" not in sys.modules or isinstance(context, InProcessContext):
+            raise
+        partition_id = context.node_config.get("partition-id")
+        TRACEBACKS.log_once(error, partition_id)
+        stops = context.run_config.get("on-client-error", "stop") == "stop"
+        if stops and traceback_of_own_code(error):
+            raise ClientCodeError(code_failure(error, partition_id)) from error
         raise
 
 
@@ -108,17 +118,15 @@ def build_client(context: Context) -> PersonalClient:
     run = run if data is run.data else run.model_copy(update={"data": data})
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
-    client: PersonalClient = run.method.client(context, run, configuration.settings)
-    if not names_estimator(client.model_name):
-        return client
-    if reason := refusal(run):
-        raise PolicyError(reason)
-    return estimator_client(type(client))(context, run, configuration.settings)
+    client = cast(PersonalClient, Session(context, run, configuration.settings).client)
+    if isinstance(client, EstimatorClient):
+        client.require_allowed()
+    return client
 
 
 def computing(client: PersonalClient) -> AbstractContextManager[None]:
     """Return the context in which a client's networks run in the run's precision."""
-    return computing_in(client.run.training.precision, client.device)
+    return computing_in(client.session.run.training.precision, client.device)
 
 
 @app.query()
@@ -140,16 +148,17 @@ def train(message: Message, context: Context) -> Message:
 
 def _trained(message: Message, client: PersonalClient) -> Message:
     """Handle a train message with the client that was built for it."""
-    with closing(client), computing(client):
-        reply = client.serve(_request(message))
+    with closing(client.session) as session, computing(client):
+        reply = session.serve(_request(message))
     return _packed(message, client, reply)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Handle an evaluation message."""
-    with closing(build_client(context)) as client, computing(client):
-        reply = client.serve_evaluation(_request(message))
+    client = build_client(context)
+    with closing(client.session) as session, computing(client):
+        reply = session.serve_evaluation(_request(message))
     return _packed(message, client, reply)
 
 
@@ -184,9 +193,8 @@ def train_together(
 
 def _cohort_size(client: PersonalClient) -> int:
     """Return how many clients like this one to train together; 1 for one at a time."""
-    if client.outside_cohorts:
-        return 1
-    return min(cohort_size(trained, client.run.cohort) for trained in client.architectures)
+    cohort = client.session.run.cohort
+    return min((cohort_size(trained, cohort) for trained in client.architectures), default=1)
 
 
 def _in_parts(cohort: Sequence[Member]) -> Iterator[Sequence[Member]]:
@@ -200,13 +208,15 @@ def _serve_together(members: Sequence[Member], messages: Sequence[Message]) -> d
     clients = [client for _, client in members]
     with ExitStack() as closed:
         for client in clients:
-            closed.enter_context(closing(client))
-        prepare_adjacent(clients[0].architecture, len(clients))
-        serve = [partial(client.serve, _request(messages[place])) for place, client in members]
+            closed.enter_context(closing(client.session))
+        prepare_adjacent(clients[0].architectures[0], len(clients))
+        serve = [
+            partial(client.session.serve, _request(messages[place])) for place, client in members
+        ]
         with computing(clients[0]):
             answers = run_together(serve, clients[0].device)
     return {
-        place: _as_sent(answer, client.context)
+        place: _as_sent(answer, client.session.context)
         if isinstance(answer, Exception)
         else _packed(messages[place], client, answer)
         for (place, client), answer in zip(members, answers, strict=True)
@@ -221,7 +231,7 @@ def _request(message: Message) -> Request:
 def _packed(message: Message, client: PersonalClient, reply: TrainReply) -> Message:
     """Pack a client's reply into a message, with who replies."""
     answers = {ANSWERS: reply.answers} if reply.answers else {}
-    return _reply(message, {**client.identity, **answers}, reply)
+    return _reply(message, {**client.session.identity, **answers}, reply)
 
 
 def _reply(message: Message, known: Mapping[str, Any], reply: TrainReply) -> Message:

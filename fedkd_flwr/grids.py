@@ -12,6 +12,7 @@ from logging import WARNING
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedkd_flwr.clients.tracebacks import stop_at_reported_failures
 from fedkd_flwr.memory import Memory
 from strategies.core.flower import NodeInfo, Run, log
 
@@ -170,6 +171,18 @@ class SimulationGrid(FastPollingGrid):
     """A grid of clients in Ray's processes, which Flower reaches without a network."""
 
     is_federation = False
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the available replies.
+
+        Raises
+        ------
+        ClientCodeError
+            If a client failed in the user's code, and the run is to stop there.
+        """
+        replies = list(super().pull_messages(message_ids))
+        stop_at_reported_failures(replies)
+        return replies
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return the nodes without keys: a simulation draws new ones each time."""

@@ -9,6 +9,7 @@ A custom method needs no entry: `fedkd_flwr.register` creates it from its classe
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -50,10 +51,34 @@ class Method:
         client: type[Any] = resolve_name(self.client_name)
         return client
 
+    @cached_property
+    def estimator_client(self) -> type[Any]:
+        """The same client for a model that is an estimator."""
+        derived: type[Any] = resolve_name("fedkd_flwr.clients.estimators:estimator_client")(
+            self.client
+        )
+        return derived
+
 
 def _built_in(strategy: str, client: str) -> Method:
     """Return a method of this project, from ``module:class`` of both sides."""
     return Method(f"strategies.{strategy}", f"fedkd_flwr.clients.{client}")
+
+
+class MethodTable(dict[str, Method]):
+    """Methods by name, which says what an unknown name may mean."""
+
+    def __missing__(self, name: str) -> Method:
+        """Refuse an unknown name.
+
+        Raises
+        ------
+        KeyError
+            With similar names.
+        """
+        close = get_close_matches(str(name), self, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`fedkd list methods` shows all"
+        raise KeyError(f"there is no method {name!r}; {hint}")
 
 
 METHODS: dict[str, Method] = {
@@ -109,6 +134,7 @@ METHODS: dict[str, Method] = {
     "pfedgraph": _built_in("pfedgraph:PFedGraph", "pfedgraph:PFedGraphClient"),
     "fedfomo": _built_in("fedfomo:FedFomo", "fedfomo:FedFomoClient"),
 }
+METHODS = MethodTable(METHODS)
 """The built-in methods. Variants of a method stand after it."""
 
 

@@ -1,6 +1,7 @@
 """The Flower ServerApp: config → strategy → start → run directory."""
 
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -10,15 +11,20 @@ import torch
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
+from torch import nn
 
 from fedkd_flwr.clients.estimators import require_estimator
-from fedkd_flwr.config import ConfigError, Configuration, read_config
+from fedkd_flwr.clients.session import assigned_models
+from fedkd_flwr.clients.tracebacks import ClientCodeError
+from fedkd_flwr.config import ConfigError, Configuration, RunConfig, read_config
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.clients import check_data
+from fedkd_flwr.data.clients import check_data, client_parts, load_private
+from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
+from fedkd_flwr.models.custom_models import require_builds
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
 from fedkd_flwr.runs import (
@@ -29,6 +35,7 @@ from fedkd_flwr.runs import (
     absolute,
     changed_settings,
     default_run_directory,
+    failures_in_words,
     load_run,
     require_memories,
     require_new,
@@ -37,6 +44,8 @@ from fedkd_flwr.runs import (
 )
 from fedkd_flwr.trackers import TrackerObserver
 from fedkd_flwr.training.dp_sgd import require_separate_samples
+from fedkd_flwr.training.loop import seeded, try_step
+from fedkd_flwr.training.optimizers import build_optimizer
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core import flower
 from strategies.core.early_stopping import StoppedEarly
@@ -76,7 +85,9 @@ def main(grid: Grid, context: Context) -> None:
         if Need.PUBLIC_DATA_ON_SERVER in configuration.run.method.record.needs:
             check_server_data(configuration)
         serve(FastPollingGrid(grid), configuration)
-    except (ConfigError, DataError, RunDirectoryError, TooFewRepliesError) as error:
+    except (
+        ClientCodeError, ConfigError, DataError, RunDirectoryError, TooFewRepliesError
+    ) as error:  # fmt: skip
         # The message for the user comes before Flower's traceback.
         log(ERROR, "The run stopped: %s", error)
         raise
@@ -160,41 +171,92 @@ def check_run(configuration: Configuration) -> None:
 
 
 def check_models(configuration: Configuration) -> None:
-    """Refuse models that do not fit the run, by building one of each.
+    """Refuse models that do not fit the run, by building one of each and training it for one step.
 
-    Custom models are built, and built-in ones where the data are custom or there is noise. A
-    warning names custom models that return probabilities instead of logits. Estimators are created.
-    Raises `ConfigError` if a model cannot be imported or built, does not fit the data, lacks the
-    head that the method needs, or mixes samples under DP-SGD.
+    Custom models are built, and built-in ones where the data are custom, there is noise, or a
+    client trains on batches of one sample. Samples with missing values are refused, unless the
+    model is an estimator that takes them. A warning names custom models that return probabilities
+    instead of logits. Estimators are created. Raises `ConfigError` if a model cannot be imported,
+    built or trained, is not new at each call, does not fit the data, lacks the head that the method
+    needs, or mixes samples under DP-SGD.
     """
     run, settings = configuration.run, configuration.settings
     shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
     is_own_data = run.data.dataset not in DATASETS
-    is_private = bool(run.dp_sgd.noise_multiplier)
+    fits_unseen = not (is_own_data or run.dp_sgd.noise_multiplier)
+    built: list[nn.Module] = []
     for name in dict.fromkeys((*run.models.models, *shared)):
-        if not (is_custom(name) or is_own_data or is_private):
+        samples = _smallest_batch(configuration, name)
+        if fits_unseen and samples > 1 and not is_custom(name):
             continue
-        shape, classes = run.data.image_shape, run.data.num_classes
         try:
+            images = (
+                load_private(run.data).images
+                if is_own_data
+                else torch.empty(0, *run.data.image_shape)
+            )
             if names_estimator(name):
-                require_estimator(run, name)
+                require_estimator(run, name, missing=bool(images.isnan().any()))
                 continue
-            model = build_fitting(name, shape, classes, run.models.search_space)
-            if run.method.client.needs_head:
-                head_of(model)
-            if run.method.client.needs_body:
-                require_body(model)
-            if run.dp_sgd.noise_multiplier:
-                require_separate_samples(model, name)
+            require_complete(images, run.data.dataset, name)
+            built.append(_checked_network(name, run, samples, built))
         except ValueError as error:
-            raise ConfigError(f"{run.strategy}: {error}.") from None
-        if is_custom(name) and returns_probabilities(model, shape):
+            raise ConfigError(f"{run.strategy}: {error}.") from error
+        if is_custom(name) and returns_probabilities(built[-1], run.data.image_shape):
             log(
                 WARNING,
                 "%s returns rows that sum to one, as after a softmax: return logits, since "
                 "losses apply the softmax themselves",
                 name,
             )
+
+
+def _smallest_batch(configuration: Configuration, name: str) -> int:
+    """Return how many samples the smallest batch has on which a client trains an architecture."""
+    run, plan = configuration.run, configuration.run.server_data_plan
+    assigned = assigned_models(run.models, plan)
+    owners = [n for n, model in enumerate(assigned) if model == name] or range(len(assigned))
+    of_public = getattr(configuration.settings, "public_batch_size", run.training.batch_size)
+    return min(run.training.batch_size, of_public, *(len(client_parts(plan, n)[0]) for n in owners))
+
+
+def _checked_network(
+    name: str, run: RunConfig, samples: int, others: Sequence[nn.Module]
+) -> nn.Module:
+    """Return a network of a name after a step with another one; see `check_models`."""
+    client, (shape, classes) = run.method.client, (run.data.image_shape, run.data.num_classes)
+
+    def built() -> nn.Module:
+        with seeded("cpu", run.plan.seed, "initial-weights"):
+            return build_fitting(name, shape, classes, run.models.search_space)
+
+    model = built()
+    if is_custom(name):
+        require_builds(name, (model, built()), others)
+    if client.needs_layer == "head":
+        head_of(model)
+    if client.needs_layer == "body":
+        require_body(model)
+    if run.dp_sgd.noise_multiplier:
+        require_separate_samples(model, name)
+    if is_custom(name) or samples == 1:
+        _try_steps(built(), name, run, samples)
+    return model
+
+
+def _try_steps(model: nn.Module, name: str, run: RunConfig, samples: int) -> None:
+    """Train what the method trains of a network for one step, on samples of zeros."""
+    batch = (
+        torch.zeros(samples, *run.data.image_shape),
+        torch.arange(samples) % run.data.num_classes,
+    )
+    for part, parameters in run.method.client.trained_parts(model).items():
+        optimizer = build_optimizer(run.training.optimizer, parameters, run.training.learning_rate)
+        try:
+            with seeded("cpu", run.plan.seed, "first-step"):
+                try_step(model, batch, part, optimizer)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error.__cause__
 
 
 def check_server_data(configuration: Configuration) -> None:
@@ -237,6 +299,8 @@ def serve(
             raise
         finished = directory.finish()
         log(INFO, "Finished. Run directory: %s", directory.path)
+        if failures := failures_in_words([finished]):
+            log(INFO, "Failures: %s", failures)
     return finished
 
 
@@ -261,8 +325,11 @@ def run_rounds(
     try:
         strategy.restore(checkpoint.completed_rounds, checkpoint.state, initial)
     except OtherStateError as error:
+        if not checkpoint.completed_rounds and not checkpoint.state:
+            raise TypeError(f"{run.strategy}: begin returns another state: {error}") from error
+        writer = run.strategy if is_custom(run.strategy) else "fedkd-flwr"
         raise RunDirectoryError(
-            f"The checkpoint of {directory.path} was written by another version of fedkd-flwr "
+            f"The checkpoint of {directory.path} was written by another version of {writer} "
             f"({error}): continue the run with that version, or run it again."
         ) from None
     strategy.look_back(directory.run.round_rows)

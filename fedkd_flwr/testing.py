@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client, train_together
-from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.custom_objects.naming import STRATEGY, name_objects
@@ -342,23 +341,24 @@ def _a_failed_client_is_left_out(checked: _Checked) -> None:
 
 
 def _clients_start_from_one_draw_or_their_own(checked: _Checked) -> None:
-    # Clients of FedBABU, for one, declare one draw for all.
-    is_declared = checked.method.client.initial_draw is not PersonalClient.initial_draw
+    # Others receive the weights of each round.
+    if not checked.method.client.keeps_model:
+        return
     for weights in ("common", "own"):
         flat = checked.read(initial_weights=weights).flat()
-        first, other = (_new_model(flat, client) for client in (0, 2))
+        first, other = (_first_model(flat, client) for client in (0, 2))
         same = all(torch.equal(first[name], other[name]) for name in first)
         checked.require(
-            same == (weights == "common" or is_declared),
+            same == (weights == "common"),
             f"with initial-weights = {weights}, clients of one architecture start from "
             f"{'one draw' if same else 'draws of their own'}",
         )
 
 
-def _new_model(flat: UserConfig, client: int) -> Mapping[str, Tensor]:
+def _first_model(flat: UserConfig, client: int) -> Mapping[str, Tensor]:
     node: UserConfig = {**TRUSTED_NODE, "partition-id": client}
     built = build_client(Context(1, 1, node, RecordDict(), flat))
-    return dict(built.new_model().state_dict())
+    return dict(built.model.state_dict())
 
 
 def _what_is_exchanged_is_declared(checked: _Checked) -> None:
@@ -410,7 +410,8 @@ def _needs(
     yield Need.PLAIN_DESCENT, descent, descent, {"optimizer": "adam"}
     one_model = Need.ONE_ARCHITECTURE in record.needs
     yield Need.ONE_ARCHITECTURE, one_model, one_model, {"models": "mlp,lenet"}
-    yield "needs_head", client.needs_head, client.needs_head, {"models": HEADLESS}
+    uses_head = client.needs_layer == "head"
+    yield "needs_layer", uses_head, uses_head, {"models": HEADLESS}
     averages = record.averages_parameters
     yield "averages_parameters", averages, not averages, {"mixing": "median"}
     dp_sgd = record.dp_sgd

@@ -86,20 +86,19 @@ def _columns(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list[Any]]:
 
 def opened(path: Path, line: dict[str, Any]) -> PublishedRun:
     """Return a run from what `published` returns."""
-    clients = pd.DataFrame(line["clients"])
-    for who in GUARDS:
-        if f"{who}_correct" in clients:
-            clients[f"{who}_accuracy"] = clients[f"{who}_correct"] / clients["total"]
     run, config = PublishedRun(path), current_config(line["description"]["config"])
     # Cached properties are kept there.
     vars(run).update(
         description={**line["description"], "config": defining_settings(config)},
-        round_rows=pd.DataFrame(line["rounds"]).to_dict("records"),
-        client_rows=clients.to_dict("records"),
+        _stored={name: _rows(line[name]) for name in ("rounds", "clients")},
         further_rows={"new_clients": line["new_clients"]} if line["new_clients"] else {},
         summary=line["summary"],
     )
     return run
+
+
+def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 # ---- Sets ----------------------------------------------------------------------------------
@@ -182,7 +181,8 @@ def gains(comparison: Comparison, label: str, server_round: int | None = None) -
 def effects(name: str) -> dict[str, Effect]:
     """Return the gains of a set's methods, by label, with Holm's correction over the set."""
     comparison = compared(name)
-    return effects_of({label: gains(comparison, label) for label in comparison.effects})
+    found = {label: gains(comparison, label) for label in comparison.groups}
+    return effects_of({label: own for label, own in found.items() if own})
 
 
 def by_seed(runs: Sequence[Run]) -> dict[int, float]:

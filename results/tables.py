@@ -285,7 +285,7 @@ def ranks() -> Iterator[Row]:
             own = {"models": models, "method": method, "rank": round(row["rank"], 4)}
             if method != REFERENCE:
                 own["gain"] = round(100 * row["gain"], 4)
-                own["wins"] = f"{row['wins']:.0f} of {len(found.accuracies)}"
+                own["wins"] = f"{row['wins']:.0f} of {len(found.gains)}"
                 own["p"] = float(f"{row['p_holm']:.6g}")
             yield own
 

@@ -25,7 +25,7 @@ from typing import Annotated
 from pydantic import Field
 
 from strategies.core.method_record import Paper
-from strategies.core.metrics import GLOBAL_ACCURACY, TRAIN_LOSS
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
 from strategies.core.search import SearchRange
@@ -60,7 +60,6 @@ class APFL(ParameterStrategy):
             arxiv="2003.13461",
         ),
         settings_type=APFLSettings,
-        second_evaluation="",
+        evaluates=("global",),
         train_metrics=(TRAIN_LOSS, Metric("alpha", low=0, high=1)),
-        evaluation_metrics=(GLOBAL_ACCURACY,),
     )

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from strategies.core.current_round import CurrentRound, Round
 from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
+    EVALUATIONS,
     Evaluation,
     Evaluations,
-    accuracies_of,
     accuracy_statistics,
-    standard_error,
+    with_evaluations,
+    with_statistics,
     without_answers,
 )
 from strategies.core.exchange import Exchange
@@ -36,6 +37,13 @@ from strategies.core.rounds import NEW_CLIENTS, Observer, RoundRecord, log_round
 from strategies.core.server_models import ServerModels
 from strategies.core.state import State, named_arrays, read_state
 from strategies.method import Method, Results
+
+RETURNED = {
+    State: "the method's state, a dataclass derived from State",
+    Mapping: "a dict of arrays by name",
+    Results: "Results(columns=..., matrices=..., tables=...)",
+}
+"""What hooks return, for error messages."""
 
 
 class PersonalizedStrategy(Method, Strategy):
@@ -72,7 +80,7 @@ class PersonalizedStrategy(Method, Strategy):
         self.members = Membership(plan, Need.PUBLIC_DATA in self.record.needs)
         self.completed_rounds = 0
         self._rounds_before = 0
-        self.evaluations = Evaluations(plan, self.members.clients, self.record.second_evaluation)
+        self.evaluations = Evaluations(plan, self.members.clients, self.record.evaluates)
         self.state = None
         self._enter(CurrentRound(Exchange(self.members.clients, 0, plan)))
 
@@ -134,8 +142,10 @@ class PersonalizedStrategy(Method, Strategy):
         # Without training, new clients are evaluated in the round of the other clients.
         host._enter(CurrentRound(exchange.further(rounds or server_round), grid))
         evaluations = host._evaluations_of(present, rounds or server_round) if present else {}
+        found = {n: evaluation.row for n, evaluation in evaluations.items()}
+        rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, found)
         columns: dict[str, Any] = {
-            **accuracy_statistics(evaluations.values()),
+            **accuracy_statistics(rows),
             **exchange.traffic.totals(),
             GRADIENT_STEPS.column: gradient_steps(metrics.values()),
             "clients": len(evaluations),
@@ -147,7 +157,6 @@ class PersonalizedStrategy(Method, Strategy):
             mean, worst = 100 * columns["accuracy_mean"], 100 * columns["accuracy_min"]
             log(INFO, "New clients: accuracy mean %.1f%%, worst %.1f%%, %d of %d",
                 mean, worst, len(evaluations), plan.num_new)  # fmt: skip
-        rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, evaluations)
         named = {f"new_{key}": value for key, value in columns.items()}
         return Results(columns=named, tables={NEW_CLIENTS: rows})
 
@@ -182,11 +191,24 @@ class PersonalizedStrategy(Method, Strategy):
         """
         self.completed_rounds = self._rounds_before = completed_rounds
         self.members.resume(completed_rounds, saved)
-        begun = self.begin(initial)
+        begun = self._returned("begin", self.begin(initial), State)
         arrays = {} if completed_rounds else named_arrays(begun)
         arrays |= {name: array for name, array in saved.items() if not name.startswith(MEMBERS)}
         self.state = read_state(type(begun), arrays)
         self.state = self.with_more_clients()
+
+    def _returned(self, hook: str, value: Any, kind: type[Any]) -> Any:
+        """Return what a hook of the method returned, after checking that it is of a kind.
+
+        Raises
+        ------
+        TypeError
+            With the hook, what it returned, and what to return.
+        """
+        if isinstance(value, kind):
+            return value
+        name, given = type(self).__name__, type(value).__name__
+        raise TypeError(f"{name}.{hook} returned a {given}; return {RETURNED[kind]}")
 
     def look_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replay the rows of earlier rounds of a resumed run for early stopping."""
@@ -214,10 +236,12 @@ class PersonalizedStrategy(Method, Strategy):
         self.current.start_clock()
         sampled = self.sample(server_round, self.round.reachable)
         self._discard_evaluations(server_round, sampled)
-        self.state = self.state_before_training(server_round, sampled)
+        state = self.state_before_training(server_round, sampled)
+        self.state = self._returned("state_before_training", state, State)
         payloads = {n: self.train_payload(server_round, n) for n in sampled}
-        counts = self.record.evaluates_trained_model or bool(self.record.second_evaluation)
-        evaluate = counts and self.plan.is_evaluated(server_round)
+        for payload in payloads.values():
+            self._returned("train_payload", payload, Mapping)
+        evaluate = self.plan.is_evaluated(server_round)
         return exchange.messages(MessageType.TRAIN, "train", payloads, evaluate)
 
     def aggregate_train(
@@ -230,14 +254,15 @@ class PersonalizedStrategy(Method, Strategy):
         valid = exchange.valid_replies(
             replies,
             lambda n: self.expected_arrays(server_round, n),
-            (*OF_TRAINING, *self.record.train_metrics, *self.evaluations.counts_of_training),
+            (*OF_TRAINING, *self.record.train_metrics, *self.evaluations.metrics),
             self._check_train_reply,
         )
         exchange.require_replies(len(valid), self.completed_rounds)
-        self.current.keep(self.evaluations.keep(valid), self.members.clients)
+        self.current.keep(self.evaluations.keep(server_round, valid), self.members.clients)
         # A second exchange inside aggregate counts as training time, not as server time.
         with self.current.timed("server"):
-            self.state = self.aggregate(server_round, self.bounded(valid))
+            state = self.aggregate(server_round, self.bounded(valid))
+        self.state = self._returned("aggregate", state, State)
         shared = self.global_model()
         return (ArrayRecord(dict(exchange.encoded(shared))) if shared else None), None
 
@@ -248,10 +273,11 @@ class PersonalizedStrategy(Method, Strategy):
         server_round += self._rounds_before
         self.current.start_clock()
         # A client may have disconnected since its train reply, which can have its counts.
-        replied = self.evaluations.current(self.current.metrics)
+        counted = self.evaluations.current
+        replied = counted.keys() & self.current.metrics.keys()
         candidates = sorted({*self.round.reachable, *replied})
         self.current.evaluated = self.plan.evaluated(server_round, candidates)
-        asked = self.evaluations.missing(self.current.evaluated)
+        asked = [n for n in self.current.evaluated if n not in counted]
         payloads = partial(self.evaluate_payload, server_round)
         return self.current.exchange.to_evaluate(asked, payloads, grid)
 
@@ -261,17 +287,35 @@ class PersonalizedStrategy(Method, Strategy):
         """Compute accuracy per client, and finish the round."""
         server_round += self._rounds_before
         self.current.stop_clock("evaluate")
-        self.evaluations.add(self._evaluations_in(replies))
-        evaluations = self.evaluations.current(self.current.evaluated)
-        results = self.results()
-        row = self._round_row(server_round, evaluations, results)
-        log_round(row, self.plan.num_server_rounds)
+        counted = self.evaluations.current
+        counted |= self._evaluations_in(replies)
+        results = self._returned("results", self.results(), Results)
+        evaluated = {n: counted[n] for n in self.current.evaluated if n in counted}
+        table = self.evaluations.rows(server_round, evaluated)
+        further = {n: evaluation.columns for n, evaluation in evaluated.items()}
+        clients = self.current.client_rows(self.members.clients, further)
+        row = self._round_row(server_round, evaluated, results)
+        shown = with_statistics(row, with_evaluations(clients, table))
+        log_round(shown, self.plan.num_server_rounds)
         new = self.receive_new_clients(server_round)
-        self.plan = self._early_stopping.end_of(self.plan, row)
-        self._finish(row, evaluations, results, new)
+        self.plan = self._early_stopping.end_of(self.plan, shown)
+        self.completed_rounds = server_round
+        if server_round not in (self.plan.num_server_rounds, self._early_stopping.best_round):
+            clients = without_answers(clients)
+        tables = {EVALUATIONS: table, "clients": clients, **results.tables, **new.tables}
+        finished = RoundRecord(
+            server_round,
+            {**shown, **new.columns},
+            with_evaluations(clients, table),
+            dict(results.matrices),
+            {**tables, "rounds": [{**row, **new.columns}]},
+            self.saved_arrays(),
+            self.global_model() if self.record.keeps_global_models else {},
+        )
+        self.observer.round_finished(finished)
         if server_round == self.plan.num_server_rounds < self._planned_rounds:
             raise StoppedEarly
-        statistics = {k: v for k, v in row.items() if k.startswith("accuracy") and v is not None}
+        statistics = {k: v for k, v in shown.items() if k.startswith("accuracy") and v is not None}
         return MetricRecord(statistics) if statistics else None
 
     def _evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
@@ -288,53 +332,26 @@ class PersonalizedStrategy(Method, Strategy):
     def _discard_evaluations(self, server_round: int, sampled: Iterable[int]) -> None:
         """Discard counts of models that change; after the last round all are evaluated."""
         is_last = server_round == self.plan.num_server_rounds
-        self.evaluations.discard(
-            self.members.clients if is_last or not self.record.evaluates_trained_model else sampled
+        changed = (
+            sampled if self.record.evaluates_trained_model and not is_last else self.members.clients
         )
+        for n in changed:
+            self.evaluations.current.pop(n, None)
 
     def _check_train_reply(self, reply: Reply) -> None:
-        self.evaluations.check_train_reply(reply)
+        self.evaluations.check(reply)
         self.check_reply(reply)
 
     def _round_row(
-        self, server_round: int, evaluations: Mapping[int, Evaluation], results: Results
+        self, server_round: int, evaluated: Iterable[int], results: Results
     ) -> dict[str, Any]:
-        candidates = {*self.round.reachable, *evaluations}
-        sampled_from = len(candidates) if self.plan.evaluate_clients else 0
+        """Return what only the server knows of a round."""
+        candidates = {*self.round.reachable, *evaluated}
         return {
             "round": server_round,
-            **accuracy_statistics(evaluations.values()),
-            **standard_error(evaluations.values(), sampled_from),
-            **self.current.columns(
-                (*self.record.train_metrics, *accuracies_of(self.record.second_evaluation))
-            ),
+            **({"sampled_from": len(candidates)} if self.plan.evaluate_clients else {}),
+            **self.current.columns(self.record.train_metrics),
             "absent": self.plan.num_clients - len(self.members.reachable(self.current.grid)),
             **results.columns,
             **self.current.seconds_by_phase(),
         }
-
-    def _finish(
-        self,
-        row: dict[str, Any],
-        evaluations: Mapping[int, Evaluation],
-        results: Results,
-        new: Results,
-    ) -> None:
-        """Count the round as complete, and inform the observer."""
-        server_round = row["round"]
-        self.completed_rounds = server_round
-        if server_round not in (self.plan.num_server_rounds, self._early_stopping.best_round):
-            evaluations = without_answers(evaluations)
-        clients = self.current.client_rows(self.members.clients, evaluations)
-        model = self.global_model() if self.record.keeps_global_models else {}
-        tables, columns = {**results.tables, **new.tables}, {**row, **new.columns}
-        finished = RoundRecord(
-            server_round,
-            columns,
-            clients,
-            dict(results.matrices),
-            tables,
-            self.saved_arrays(),
-            model,
-        )
-        self.observer.round_finished(finished)

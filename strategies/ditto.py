@@ -2,7 +2,7 @@
 
 A sampled client trains the global model w as in FedAvg. It trains its personal model v, which is
 never sent, on ``F_n(v) + lambda / 2 * ||v - w||²`` with the received w (Algorithm 1). v is
-evaluated; the accuracy of w is reported as ``global-accuracy``.
+evaluated; w is evaluated beside it, as the ``global`` model.
 
 Differences from the paper
 --------------------------
@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import Field
 
 from strategies.core.method_record import Paper
-from strategies.core.metrics import GLOBAL_ACCURACY, TRAIN_LOSS
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
 from strategies.core.search import SearchRange
@@ -56,7 +56,6 @@ class Ditto(ParameterStrategy):
         ),
         settings_type=DittoSettings,
         dp_sgd=True,
-        second_evaluation="",
+        evaluates=("global",),
         train_metrics=(TRAIN_LOSS, Metric("personal-loss")),
-        evaluation_metrics=(GLOBAL_ACCURACY,),
     )

@@ -4,6 +4,7 @@ Differences from the paper
 --------------------------
 - A client's weight is the number of training samples that it reported when it joined, not a number
   in its reply. At most ``weight-cap`` times the median counts, 5 times by default.
+  Updates longer than ``update-cap`` times the median are clipped, 10 times by default.
 - Clients are sampled by this project's seeded draw. Accuracy is that of the global model on each
   client's test split. Fine-tuning (`FedAvgFineTuned`) changes nothing on the server.
 """

@@ -95,7 +95,7 @@ class FedGH(ClassMeanStrategy):
         ),
         exchanged="class-mean features and a head",
         settings_type=FedGHSettings,
-        second_evaluation="received",
+        evaluates=("received",),
     )
     settings: FedGHSettings
     state: HeadState

@@ -13,9 +13,11 @@ Differences from the paper
 - Eq. 11 prints ``g(x) = 1 / e^{-x}``, which would favor the *least* similar clients. Weights
   here decrease with the distance; ``fedkma.as-printed = true`` uses the printed formula.
 - Rows of M sum to 1. The paper does not say so, but otherwise models would grow each round.
-- A class that client j lacks counts as a uniform prediction. With lambda = 1/2 its distance from a
-  confident correct prediction is log K, so a client with other classes gets about 1/K of the weight
-  of a client with the same classes.
+- The paper does not say what H is for a class that client j lacks. By default j counts as
+  predicting uniformly. With lambda = 1/2 its distance from a confident correct prediction is log K,
+  so a client with other classes gets about 1/K of the weight of a client with the same classes.
+  ``fedkma.absent = "excluded"`` leaves the class out for that pair; a client without a common
+  class gets weight 0. ``"farthest"`` takes the largest H of the class, over all pairs.
 - Buffers, the running statistics of batch normalization, are mixed like weights. Mixed statistics
   fit no client, so it re-estimates them from its training data before it reports mean logits. As
   with every method on a supernet, it does the same before it is evaluated.
@@ -26,6 +28,7 @@ Differences from the paper
 - alpha is trained by SGD with momentum, as §V-A says of both; ``fedkma.alpha-optimizer = "adam"``
   uses Adam as in DARTS. Step size and weight decay have their own settings, by default the paper's
   values for both, and the moments are reset in each round.
+- Updates longer than ``update-cap`` times the median are clipped, 10 times by default.
 - A client that fails in training has weight 0 in all rows. A client that fails to send its row gets
   the uniform row.
 - A new client trains from the initial model and then from its mixture with the last round's
@@ -34,7 +37,7 @@ Differences from the paper
 
 from collections.abc import Mapping, Sequence
 from logging import WARNING
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +69,9 @@ CLASS_FLAGS = "class-flags"
 FARTHEST = 1e6
 """Largest distance that is sent; the weight of a client is 0 already far below it."""
 
+EXCLUDED = -1.0
+"""Stands in H, whose numbers are not negative, for a class that does not count for a pair."""
+
 
 class FedKMASettings(SearchSettings):
     """Settings of FedKMA.
@@ -80,6 +86,9 @@ class FedKMASettings(SearchSettings):
         clients the largest weights.
     sharpness : float
         beta of the weights ``exp(-beta * distance)``; 1 in the paper.
+    absent : str
+        How a class counts that another client lacks: ``uniform`` as a uniform prediction,
+        ``excluded`` not at all, ``farthest`` as the largest distance of a pair for that class.
     """
 
     table = "fedkma"
@@ -88,6 +97,7 @@ class FedKMASettings(SearchSettings):
     sharpness: Annotated[float, SearchRange(0.3, 30.0, log=True), ANY_ON_NODES] = Field(
         default=1.0, gt=0
     )
+    absent: Annotated[Literal["uniform", "excluded", "farthest"], ANY_ON_NODES] = "uniform"
 
 
 def irrelevancy(
@@ -124,6 +134,28 @@ def irrelevancy(
     return similarity_weight * divergence + (1 - similarity_weight) * difficulty[None]
 
 
+def with_absent(
+    irrelevancies: NDArray[Any], class_flags: NDArray[Any], absent: str
+) -> NDArray[np.float64]:
+    """Return H with what `FedKMASettings.absent` says for classes that givers lack.
+
+    Parameters
+    ----------
+    irrelevancies : ndarray
+        H, shape (N, N, K), where absent classes count as uniform predictions.
+    class_flags : ndarray
+        Shape (N, K), nonzero where a client holds a class.
+    absent : str
+        ``uniform``, ``excluded`` or ``farthest``.
+    """
+    of_absent = {
+        "uniform": irrelevancies,
+        "excluded": EXCLUDED,
+        "farthest": irrelevancies.max(axis=(0, 1)),
+    }
+    return np.where(np.asarray(class_flags, dtype=bool), irrelevancies, of_absent[absent])
+
+
 def log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
     """Return the logarithms of the softmax over the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
@@ -141,7 +173,7 @@ def sharing_row(
     Parameters
     ----------
     irrelevancies : ndarray
-        H_i, shape (N, K).
+        H_i, shape (N, K). Where it is `EXCLUDED`, p_i is renormalized over the other classes.
     label_distribution : ndarray
         p_i, shape (K,), sums to 1.
     as_printed : bool
@@ -154,7 +186,10 @@ def sharing_row(
     ndarray
         M_i, shape (N,), sums to 1.
     """
-    distances = sharpness * (irrelevancies @ label_distribution)
+    counts = irrelevancies != EXCLUDED
+    sums = np.where(counts, irrelevancies, 0) @ label_distribution
+    shares = np.where(counts.all(axis=1), 1, counts @ label_distribution)
+    distances = sharpness * np.where(shares > 0, sums / np.where(shares > 0, shares, 1), FARTHEST)
     exponents = distances if as_printed else -distances
     weights = np.exp(exponents - exponents.max())
     return weights / weights.sum()
@@ -199,7 +234,8 @@ class FedKMA(SupernetStrategy):
         """Return H of some replies, shape (R, R, K)."""
         logits = np.stack([reply.arrays[CLASS_LOGITS] for reply in replies])
         flags = np.stack([reply.arrays[CLASS_FLAGS] for reply in replies])
-        return irrelevancy(logits, flags, self.settings.similarity_weight)
+        as_uniform = irrelevancy(logits, flags, self.settings.similarity_weight)
+        return with_absent(as_uniform, flags, self.settings.absent)
 
     def answered_rows(
         self, server_round: int, distances: Mapping[int, NDArray[np.float64]]

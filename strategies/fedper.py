@@ -15,7 +15,7 @@ Differences from the paper
 from pydantic import Field
 
 from strategies.core.method_record import Paper
-from strategies.core.plan import Settings
+from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.parameters import ParameterStrategy
 
 
@@ -48,6 +48,15 @@ class FedPer(ParameterStrategy):
         settings_type=FedPerSettings,
         dp_sgd=True,
     )
+
+    @classmethod
+    def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
+        """Refuse settings that do not say which layers stay on the clients."""
+        if not isinstance(settings, FedPerSettings):
+            raise ImpossiblePlanError(
+                "FedPer needs fedper.personal-layers; derive "
+                f"{type(settings).__name__} from FedPerSettings."
+            )
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> slice:

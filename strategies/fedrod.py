@@ -15,12 +15,12 @@ Differences from the paper
 - The personal head starts at zero, so that a client that has not trained predicts as the global
   model. What p starts from is not stated in the texts that were at hand.
 - A client is evaluated with the averaged model and its own head, and the averaged model alone is
-  reported beside it (``global_accuracy``).
+  evaluated beside it, as the ``global`` model.
 - Momentum of p is kept from round to round. That of the global model starts anew.
 """
 
 from strategies.core.method_record import Paper
-from strategies.core.metrics import GLOBAL_ACCURACY, TRAIN_LOSS
+from strategies.core.metrics import TRAIN_LOSS
 from strategies.parameters import ParameterStrategy
 
 
@@ -36,7 +36,6 @@ class FedRoD(ParameterStrategy):
             year=2022,
             arxiv="2107.00778",
         ),
-        second_evaluation="",
+        evaluates=("global",),
         train_metrics=(TRAIN_LOSS,),
-        evaluation_metrics=(GLOBAL_ACCURACY,),
     )

@@ -9,8 +9,9 @@ Differences from the paper
 - Rows of c are projected onto the probability simplex after each step. The paper does not say so,
   but otherwise a teacher would not be a distribution.
 - The step on c is the expectation of the mini-batch step of Eq. 7, so that its size does not
-  depend on P. (A sum over all P samples is up to 12 times as large; c then collapses to the
-  diagonal, and clients learn only from themselves.)
+  depend on P. The mini-batch has ``coefficient-batch-size`` samples, 256 in the paper. (A sum over
+  all P samples is up to 12 times as large; c then collapses to the diagonal, and clients learn only
+  from themselves.)
 - c is stepped before it mixes, as in the released implementation. In the paper (Fig. 1) the current
   c mixes and is then stepped, so that the first teachers are uniform;
   ``step-coefficients = "after-mixing"`` does this.
@@ -62,9 +63,6 @@ PAPER = Paper(
 )
 """The paper of KT-pFL and of its variants."""
 
-SMALLEST_PROBABILITY = 1e-12
-"""Lower limit of probabilities in logarithms."""
-
 
 class TeacherSettings(DistillationSettings):
     """Settings that KT-pFL shares with its variants and with FedMD.
@@ -96,7 +94,11 @@ class KTpFLSettings(TeacherSettings):
     rho : float
         rho of Eq. 4, the weight of the penalty that pulls c towards 1/N.
     coefficient_learning_rate : float
-        eta_3 of Eq. 7, the step size on c.
+        eta_3 of Eq. 7, the step size on c. The knowledge term of a client also has its share of
+        the data as a factor, about 1/N.
+    coefficient_batch_size : int
+        Size of the mini-batch xi_r of Eq. 7: the gradients of so many public samples add up to a
+        step on c.
     step_coefficients : str
         When c is stepped: before-mixing as in the released implementation, or after-mixing as in
         the paper, where teachers are mixed by the c of the previous round.
@@ -105,14 +107,20 @@ class KTpFLSettings(TeacherSettings):
     table = "kt-pfl"
     knowledge_weight: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0)
     rho: Annotated[float, ANY_ON_NODES] = Field(default=0.6, ge=0)
-    coefficient_learning_rate: Annotated[float, ANY_ON_NODES] = Field(default=0.01, ge=0)
+    coefficient_learning_rate: Annotated[float, SearchRange(0.003, 1.0, log=True), ANY_ON_NODES] = (
+        Field(default=0.01, ge=0)
+    )
+    coefficient_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=64, ge=1)
     step_coefficients: Annotated[Literal["before-mixing", "after-mixing"], ANY_ON_NODES] = (
         "before-mixing"
     )
 
 
 def knowledge_gradient(
-    coefficients: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
+    coefficients: NDArray[Any],
+    predictions: NDArray[Any],
+    shares: NDArray[Any],
+    smallest: float = 1e-12,
 ) -> NDArray[Any]:
     """Return the gradient in c of the knowledge term of Eq. 4, as two matrix products.
 
@@ -129,6 +137,8 @@ def knowledge_gradient(
         Shape (N, P, K).
     shares : ndarray
         Shape (N,), D_n/D.
+    smallest : float
+        Lower limit of probabilities in logarithms.
 
     Returns
     -------
@@ -139,7 +149,7 @@ def knowledge_gradient(
     terms = coefficients.astype(flat.dtype) @ flat
     # Client by client, since logarithms of all would need as much memory as all predictions.
     for teacher, own in zip(terms, flat, strict=True):
-        teacher[:] = _log_ratio(teacher, own) + 1
+        teacher[:] = _log_ratio(teacher, own, smallest) + 1
     return shares[:, None] * (terms @ flat.T)
 
 
@@ -183,10 +193,10 @@ def projected_step(
     return project_onto_simplex(block - step, mass)
 
 
-def _log_ratio(teacher: NDArray[Any], own: NDArray[Any]) -> NDArray[Any]:
+def _log_ratio(teacher: NDArray[Any], own: NDArray[Any], smallest: float) -> NDArray[Any]:
     # One logarithm instead of two, since it dominates the server time for few clients.
-    ratio = np.maximum(teacher, SMALLEST_PROBABILITY)
-    ratio /= np.maximum(own, SMALLEST_PROBABILITY)
+    ratio = np.maximum(teacher, smallest)
+    ratio /= np.maximum(own, smallest)
     return np.log(ratio, out=ratio)
 
 
@@ -213,7 +223,6 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     """
 
     record = SoftPredictionStrategy.record.derived(
-        paper=replace(PAPER, part="§5.1"),
         settings_type=TeacherSettings,
         train_metrics=DISTILLATION_METRICS,
     )
@@ -335,15 +344,15 @@ class KTpFL(PersonalTeacherStrategy):
         """Take one projected gradient step on the repliers' coefficients (Eq. 7).
 
         The paper's step uses a mini-batch xi_r; this is its expectation, the gradient over all
-        P samples times ``|xi_r| / P`` with ``|xi_r| = min(public_batch_size, P)``.
+        P samples times ``|xi_r| / P`` with ``|xi_r| = min(coefficient_batch_size, P)``.
         """
-        samples = predictions.shape[1]
-        batch_share = min(self.settings.public_batch_size, samples) / samples
+        settings, samples = self.settings, predictions.shape[1]
+        batch_share = min(settings.coefficient_batch_size, samples) / samples
 
         def gradient(rows: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
-            return batch_share * knowledge_gradient(rows, predictions, weights)
+            smallest = settings.wire.smallest
+            return batch_share * knowledge_gradient(rows, predictions, weights, smallest)
 
-        settings = self.settings
         return projected_step(
             block,
             shares,

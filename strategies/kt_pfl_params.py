@@ -16,7 +16,8 @@ Differences from the paper
   the mixture of the last round's repliers, with its row renormalized over them. The server stores
   as many models as were sampled, not N.
 - A client that participates for the first time starts from the received model, whatever tau is.
-- Batch normalization's running statistics are mixed like parameters.
+- Batch normalization's running statistics are mixed like parameters. Updates longer than
+  ``update-cap`` times the median are clipped, 10 times by default.
 - Accuracy is that of the model after local training, as in `strategies.kt_pfl`.
 - A new client updates its own row over the models of the last round and its own model.
 """
@@ -114,7 +115,7 @@ class KTpFLParams(ParameterStrategy):
         settings_type=KTpFLParamsSettings,
         dp_sgd=True,
         evaluates_trained_model=True,
-        second_evaluation="received",
+        evaluates=("received",),
     )
     settings: KTpFLParamsSettings
     state: KTpFLParamsState

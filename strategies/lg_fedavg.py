@@ -50,7 +50,7 @@ class LGFedAvg(PersonalizedStrategy):
         dp_sgd=True,
         averages_parameters=True,
         evaluates_trained_model=False,
-        second_evaluation="trained",
+        evaluates=("trained",),
     )
     settings: LGFedAvgSettings
     state: HeadState

@@ -38,7 +38,7 @@ class MixtureStrategy(LibraryStrategy):
     matrix_name: ClassVar[str]
     """Name of the weights in the run directory."""
 
-    record = LibraryStrategy.record.derived(second_evaluation="received")
+    record = LibraryStrategy.record.derived(evaluates=("received",))
     state: MixtureState
 
     @abstractmethod

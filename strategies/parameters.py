@@ -204,7 +204,7 @@ class ParameterStrategy(PersonalizedStrategy):
         needs=(Need.ONE_ARCHITECTURE,),
         averages_parameters=True,
         evaluates_trained_model=False,
-        second_evaluation="trained",
+        evaluates=("trained",),
     )
     state: ParameterState
 
@@ -286,7 +286,7 @@ class SharedModelStrategy(ParameterStrategy):
         needs=(),
         settings_type=SharedModelSettings,
         evaluates_trained_model=True,
-        second_evaluation="",
+        evaluates=(),
     )
     settings: SharedModelSettings
     server_models: ServerModels
@@ -317,7 +317,7 @@ class LibraryStrategy(ParameterStrategy):
     methods suit cross-silo learning with few clients.
     """
 
-    record = ParameterStrategy.record.derived(evaluates_trained_model=True, second_evaluation="")
+    record = ParameterStrategy.record.derived(evaluates_trained_model=True, evaluates=())
     state: LibraryState
 
     def begin(self, initial: Arrays) -> LibraryState:

@@ -15,7 +15,12 @@ Differences from the paper
 - The paper does not say which epoch of stage 2 is used. Here it is the last one.
   ``persfl.validate-every = 1`` uses the best epoch on validation data, since plain SGD on two
   classes may end in a poor model.
-- At lambda = 0 the temperature has no effect, and only the first temperature is run.
+- At lambda = 0 the temperature has no effect, and only the first temperature is run. At lambda = 1
+  a student without batch normalization and dropout stays its teacher; it is not trained, and the
+  first of its equal pairs is reported.
+- With batch normalization, teachers and students are compared, and soft labels made, by the
+  statistics with which models are evaluated.
+- Updates of the model longer than ``update-cap`` times the median are clipped, 10 times by default.
 - Eq. 3 prints KL(student || teacher), ``persfl.divergence = "reverse"``. Algorithm 1, line 19, has
   KL(teacher || student), which is the default.
 - Cross-entropy (Eq. 7) exceeds KL(teacher || student) by the teacher's entropy, which does not
@@ -211,13 +216,12 @@ class PersFL(FedAvg):
         settings_type=PersFLSettings,
         trains_new_clients=True,
         keeps_global_models=True,
-        second_evaluation="",
+        evaluates=("global",),
         evaluation_metrics=(
             Metric("lambda", low=0, high=1),
             Metric("temperature", low=0),
             Metric("teacher-round", low=0),
             Metric("teacher-accuracy", low=0, high=1),
-            Metric("global-accuracy", low=0, high=1),
         ),
     )
     settings: PersFLSettings
@@ -258,10 +262,11 @@ class PersFL(FedAvg):
         log(INFO, "Stage 2: %d pairs of lambda and T on each client", len(grid))
         personalized = self.personalized(clients, model)
         if len(personalized) < self.plan.min_replies:
+            reasons = "; ".join(f"client {n}: {why}" for n, why in self.round.failures.items())
             raise TooFewRepliesError(
                 f"Stage 2 has {len(personalized)} valid replies and min-replies is "
-                f"{self.plan.min_replies}; {server_round - 1} rounds are complete. A resumed "
-                "run continues with stage 2; round-timeout has to cover it."
+                f"{self.plan.min_replies} ({reasons}); {server_round - 1} rounds are complete. A "
+                "resumed run continues with stage 2; raise round-timeout if it needs more time."
             )
         log(INFO, "Stage 2: %d of %d clients personalized", len(personalized), len(clients))
         return [

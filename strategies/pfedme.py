@@ -21,7 +21,6 @@ from typing import Annotated
 from pydantic import Field
 
 from strategies.core.method_record import Need, Paper
-from strategies.core.metrics import GLOBAL_ACCURACY
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.search import SearchRange
 from strategies.parameters import Model, ParameterState, ParameterStrategy, step_towards
@@ -66,8 +65,7 @@ class PFedMe(ParameterStrategy):
         ),
         needs=(Need.ONE_ARCHITECTURE, Need.PLAIN_DESCENT),
         settings_type=PFedMeSettings,
-        second_evaluation="",
-        evaluation_metrics=(GLOBAL_ACCURACY,),
+        evaluates=("global",),
     )
     settings: PFedMeSettings
 

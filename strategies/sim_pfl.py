@@ -7,6 +7,7 @@ Differences from the paper
   released code: at T = 10 plain cosines are all close to 1.
 """
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from strategies.core.probabilities import normalized_rows
 from strategies.core.settings_groups import ANY_ON_NODES
-from strategies.kt_pfl import PersonalTeacherStrategy, TeacherSettings
+from strategies.kt_pfl import PAPER, PersonalTeacherStrategy, TeacherSettings
 
 
 class TopKSettings(TeacherSettings):
@@ -100,7 +101,11 @@ def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
 class SimPFL(PersonalTeacherStrategy):
     """Sim-pFL: coefficients from the cosine similarities of soft predictions (§5.1)."""
 
-    record = PersonalTeacherStrategy.record.derived(dp_sgd=True, takes_estimators=True)
+    record = PersonalTeacherStrategy.record.derived(
+        paper=replace(PAPER, part="§5.1"),
+        dp_sgd=True,
+        takes_estimators=True,
+    )
 
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
@@ -114,6 +119,7 @@ class TopKPFL(PersonalTeacherStrategy):
     """TopK-pFL: equal coefficients for the K most similar other clients (§5.1, K = 5)."""
 
     record = PersonalTeacherStrategy.record.derived(
+        paper=replace(PAPER, part="§5.1"),
         settings_type=TopKSettings,
         dp_sgd=True,
         takes_estimators=True,

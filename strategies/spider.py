@@ -125,6 +125,6 @@ class Spider(ParameterStrategy):
         needs=(Need.ONE_ARCHITECTURE, Need.VALIDATION_DATA, Need.COUNTS),
         settings_type=SpiderSettings,
         evaluates_trained_model=True,
-        second_evaluation="",
+        evaluates=(),
         train_metrics=(TRAIN_LOSS, Metric("operations", low=0)),
     )

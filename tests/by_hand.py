@@ -26,11 +26,15 @@ def training_data(flat, partition_id):
     return data.train_images.flatten(1), data.train_labels
 
 
+def parts_of(weights, shapes=LAYERS):
+    """Return the tensors of flat weights, those of the mlp unless other shapes are given."""
+    parts = torch.split(weights, [int(np.prod(shape)) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 def logits(weights, images):
     """Return the mlp's logits on flat images, from its flat weights."""
-    sizes = [int(np.prod(shape)) for shape in LAYERS]
-    parts = zip(torch.split(weights, sizes), LAYERS, strict=True)
-    w1, b1, w2, b2 = (part.view(shape) for part, shape in parts)
+    w1, b1, w2, b2 = parts_of(weights)
     return torch.relu(images @ w1.T + b1) @ w2.T + b2
 
 

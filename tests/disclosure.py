@@ -18,7 +18,7 @@ from torch import nn
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.methods import METHODS
-from strategies.core.evaluations import counts_at
+from strategies.core.counts import metrics_of
 from tests.conftest import SMALL
 from tests.helpers import arrays_of, run_with
 from tests.stored_runs import SUPERNET
@@ -66,7 +66,6 @@ MEANINGS = {
     "fine-tuning-steps": "optimizer steps before an evaluation",
     "gains-of-others": "how much each received model lowers the client's validation loss",
     "generator/hidden": "weights of the generator of features, as all `generator/` arrays",
-    "global-accuracy": "validation accuracy of the last global model",
     "gradient-steps": (
         "optimizer steps of the round; they tell the number of training samples up to the size"
         " of a batch"
@@ -102,14 +101,17 @@ MEANINGS = {
     "targets": "mean predictions of each class over clients",
     "teacher": "class probabilities to learn from",
     "teacher-round": "round of the chosen teacher, with `teacher-accuracy`",
-    "test results": (
-        "`correct`, `total` and `loss` on the test split; a node sends them only with "
-        "`allow-counts = true`"
+    "test and validation results": (
+        "`own-test-correct`, `own-test-total` and `own-test-loss`, and the same on the validation"
+        " split as `own-validation-correct` and so on; not sent with `allow-counts = false`"
+    ),
+    "results after local training": (
+        "the same as `trained-test-correct` and so on; before it, `received-test-correct`; of the"
+        " global model, `global-test-correct`"
     ),
     "train-loss": (
         "mean loss on training samples; a node sends it only with `allow-training-metrics = true`"
     ),
-    "validation results": "the same on the validation split, if there is one",
     "versions": "versions of `flwr`, `fedkd-flwr` and `torch`",
     "weights": "parameters of the model, or of its shared layers, as one vector",
 }
@@ -117,8 +119,8 @@ MEANINGS = {
 
 ON_REQUEST = {
     "with a `safeguard`": (
-        "`safeguarded-correct`, `private-correct`, `safeguarded-lost`, `method-lost` (counts "
-        "of test images) and `safeguard-weight`"
+        "results of the private model and of the deployed prediction, `safeguarded-lost`, "
+        "`method-lost` (counts of test images) and `safeguard-weight`"
     ),
     "with `measures`": (
         "what they ask for: correct answers and samples of each class, or one number each"
@@ -142,9 +144,6 @@ SIZE_NOTE = """Sizes: P public samples of a round, K classes, h width of feature
 the model, b numbers of batch normalization, a numbers of the architecture search, s parameters of
 the shared model, C clusters, M models sent, R repliers of the round."""
 JOINING = "query"
-EVALUATED = {"correct", "total", "loss"}
-"""Metrics of an evaluation, which are also sent for the validation split as ``validation-…``."""
-
 SEARCHES = ("fedkma", "fedkma-uniform", "fednas", "spider")
 """Methods that search architectures, and so send those of a supernet."""
 
@@ -165,8 +164,6 @@ LEAST_ENTRIES = 100
 
 
 class NormedNet(nn.Module):
-    """A network with batch normalization and a head."""
-
     def __init__(self, shape, classes):
         super().__init__()
         self.body = nn.Sequential(
@@ -308,11 +305,12 @@ def rows_of(record):
 def numbers(names):
     """Return names of metrics, those of an evaluation as one word each."""
     words = {
-        "test results": {*EVALUATED},
-        "validation results": {f"validation-{name}" for name in EVALUATED},
-        "counts before local training": {metric.name for metric in counts_at("received")},
-        "counts after local training": {metric.name for metric in counts_at("trained")},
+        "test and validation results": ["own"],
+        "results before local training": ["received"],
+        "results after local training": ["trained"],
+        "results of the global model": ["global"],
     }
+    words = {word: {metric.name for metric in metrics_of(models)} for word, models in words.items()}
     said = {word: parts for word, parts in words.items() if parts <= names}
     left = names.difference(*said.values())
     return ", ".join([*(f"`{name}`" for name in sorted(left)), *said]) or "-"

@@ -9,7 +9,6 @@ import pytest
 
 
 def output_of(command, folder, env, shell=False):
-    """Run a command, which must succeed, and return what it printed."""
     done = subprocess.run(
         command, shell=shell, cwd=folder, env=env, capture_output=True, text=True, check=False
     )

@@ -164,7 +164,6 @@ class Federation:
         return process
 
     def stop(self, *processes):
-        """End processes the gentle way; the hard way where that does not help."""
         running = [p for p in processes if p is not None and p.poll() is None]
         for process in running:
             process.send_signal(signal.SIGCONT)
@@ -198,7 +197,6 @@ class Federation:
         return self.nodes[n]
 
     def start_all(self):
-        """Start the SuperLink, register every node's key, and start the nodes."""
         self.start_superlink()
         for process in [self.start_register(n) for n in self.node_configs]:
             assert process.wait(timeout=300) == 0, process.log_path.read_text()
@@ -214,7 +212,6 @@ class Federation:
         return self.start(f"register-{n}", [PROGRAMS / "flwr", "supernode", "register", key, NAME])
 
     def start_run(self, config):
-        """Start ``flwr run . NAME --stream`` with ``-c KEY=VALUE ...``."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         command = [PROGRAMS / "flwr", "run", app_folder(), NAME, "--stream", "--run-config", text]
         return self.start("flwr-run", command)
@@ -225,7 +222,6 @@ class Federation:
         self.start("flwr-stop", [PROGRAMS / "flwr", "stop", run_id, NAME]).wait(timeout=300)
 
     def server_app_pid(self):
-        """Return the pid of the running ServerApp."""
         for pid in processes_with(f"FLWR_HOME={self.env['FLWR_HOME']}"):
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -293,7 +289,6 @@ class GuardedFederation(Federation):
         return self.nodes[n]
 
     def signal_node(self, n, number):
-        """Send a signal to a node and all its processes, as the kernel does."""
         for process in (self.nodes[n], self.apps[n]):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)

@@ -2,15 +2,18 @@
 
 import contextlib
 import io
+import json
 import resource
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from PIL import Image
 
+import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client, train_together
 from fedkd_flwr.clients.policy import TRUSTED_NODE
@@ -46,6 +49,32 @@ def client_of(flat, partition_id=0, context=None, **changes):
             1, 1, {"partition-id": partition_id, **TRUSTED_NODE}, RecordDict(), run_config
         )
     return build_client(context)
+
+
+def stopped(settings, folder, last_round):
+    """Run up to a round, as if the user then pressed Ctrl-C; return the run's folder."""
+
+    def stop(row):
+        if row["round"] == last_round:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkd_flwr.run(settings, output_dir=folder, on_round=stop)
+    return folder
+
+
+def change_json(path, **entries):
+    """Change entries of a file; an object is merged into the one that is there."""
+    content = json.loads(path.read_text())
+    for name, value in entries.items():
+        content[name] = {**content[name], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(content))
+
+
+def assert_same_weights(models, others):
+    """Compare the parameters and buffers of two lists of models."""
+    found, expected = ([model.state_dict() for model in both] for both in (models, others))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @contextlib.contextmanager
@@ -153,6 +182,11 @@ def replacing(**arrays):
     return change
 
 
+def changing(change):
+    """Return a change of a reply that sends what ``change(arrays)`` returns in place of its own."""
+    return lambda reply: replacing(**change(arrays_of(reply)))(reply)
+
+
 def raising(reason):
     """Return a change of a reply that loses it."""
 
@@ -216,18 +250,23 @@ def write_image_folder(path, images, labels):
     return path
 
 
-ONE_OF_EACH_EXCHANGE = {
-    "fedavg",
-    "feddf",
-    "fedkma",
-    "fedproto",
-    "fml",
-    "kt-pfl",
-    "perfed-ckt",
-    "persfl",
-    "pfedhn",
-    "scaffold",
+SUPERNET_OPERATIONS = "none,skip_connect,max_pool_3x3,sep_conv_3x3"
+SMALLEST_SUPERNET = {
+    "models": "darts", "supernet-channels": 2, "supernet-cells": 3, "supernet-nodes": 1,
+    "supernet-stem-stride": 2, "supernet-operations": SUPERNET_OPERATIONS,
+}  # fmt: skip
+"""Settings of a supernet with two edges of four operations a cell."""
+
+GENOTYPE = {
+    "normal": [[["skip_connect", 0], ["sep_conv_3x3", 1]]],
+    "reduce": [[["max_pool_3x3", 0], ["sep_conv_3x3", 1]]],
 }
+"""A network that such a supernet may end as."""
+
+ONE_OF_EACH_EXCHANGE = {
+    "fedavg", "feddf", "fedkma", "fedproto", "fml", "kt-pfl", "perfed-ckt", "persfl", "pfedhn",
+    "scaffold",
+}  # fmt: skip
 """Methods that the fast suite has of a proof which all methods go through."""
 
 

@@ -37,7 +37,6 @@ class Mutant:
     tests: list[str]
 
     def applied_to(self, text):
-        """Return a file's text with the mistake."""
         if (found := text.count(self.old)) != 1:
             raise ValueError(f"{self.name}: its text occurs {found} times in {self.file}, not once")
         return text.replace(self.old, self.new)
@@ -59,7 +58,6 @@ def copy_of_tree(folder):
 
 
 def passes(folder, *arguments):
-    """Return whether tests pass in a copy of the tree."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

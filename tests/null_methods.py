@@ -51,7 +51,6 @@ def accuracies(seeds=SEEDS, orders=ORDERS):
 
 
 def stored_accuracies():
-    """Return the stored accuracies of `accuracies()`."""
     return np.array(json.loads(STORED.read_text()))
 
 
@@ -76,7 +75,6 @@ def tables_of(found, seeds, tables, generator):
 
 
 def claims(gains):
-    """Return how many methods are called better or worse than their reference."""
     effects = effects_of({str(m): own for m, own in enumerate(gains)})
     return sum(effect.outcome is not Outcome.NOT_SHOWN for effect in effects.values())
 

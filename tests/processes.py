@@ -66,7 +66,6 @@ def app_folder():
 
 
 def output_of(*command, env, cwd):
-    """Run a program, which must succeed, and return what it printed."""
     ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

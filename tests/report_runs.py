@@ -27,7 +27,6 @@ MATRICES = {"kt-pfl": {"coefficients": COEFFICIENTS}, "perfed-ckt": {"clusters":
 
 
 def write_runs(folder, **settings):
-    """Write the runs and return their folder; for `settings` see `write_run`."""
     for (strategy, seed), accuracies in ACCURACIES.items():
         path = write_run(
             folder,

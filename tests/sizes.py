@@ -65,7 +65,6 @@ def prose_of(text):
 
 
 def rows():
-    """Yield what is counted, and its size."""
     paths = tracked_files()
     for name, folders in PYTHON.items():
         yield f"lines of Python, {name}", lines_of_python(paths, folders)

@@ -1,11 +1,12 @@
 """Methods across several comparisons: wins, ranks, and what the tests say."""
 
 import json
+import shutil
 from itertools import product
 
 import numpy as np
 import pytest
-from test_comparison import write_lines, write_run
+from test_comparison import describe, write_lines, write_run
 from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.across import compare_across
@@ -58,8 +59,8 @@ def test_seeds_can_be_the_units(tmp_path):
         for seed, accuracy in enumerate(accuracies):
             write_run(tmp_path / "data", method, seed, [accuracy] * 2)
     across = compare_across([tmp_path / "data"], per_seed=True)
-    assert across.accuracies.loc["data"].loc[2].to_dict() == pytest.approx(
-        {"kt-pfl": 0.8, "local": 0.5, "fedmd": 0.3}
+    assert across.gains.loc["data"].loc[2].to_dict() == pytest.approx(
+        {"kt-pfl": 0.3, "local": 0, "fedmd": -0.2}
     )
     assert across.table["wins"].to_dict() == {"kt-pfl": 3, "local": 0, "fedmd": 0}
     assert "over 3 seeds of 1 comparison." in across.notes[0]
@@ -79,8 +80,8 @@ def test_the_reference_has_its_lowest_batch_order(against, tmp_path):
             rounds = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
             validated = [{**row, "validation_accuracy_mean": accuracy} for row in rounds]
             write_lines(path / "rounds.jsonl", validated)
-    accuracies = compare_across(sorted(tmp_path.iterdir()), against).accuracies
-    assert accuracies[against].tolist() == [0.5, 0.5]
+    gains = compare_across(sorted(tmp_path.iterdir()), against).gains
+    assert gains["kt-pfl"].tolist() == [0.1, 0.1]
 
 
 def test_a_method_without_all_seeds_is_left_out_and_named(folders):
@@ -126,6 +127,38 @@ def test_a_client_without_an_evaluation_is_named(folders):
     assert named in compare_across(folders).notes
 
 
+def test_gains_are_matched_by_client(tmp_path):
+    """Two clients are missing: the mean of the others is above that of `local` over all four."""
+    for number in range(2):
+        folder = tmp_path / f"data-{number}"
+        write_run(folder, "local", 0, [0.4, 0.4, 0.8, 0.8])
+        run = write_run(folder, "kt-pfl", 0, [0.3, 0.3, 0.78, 0.79])
+        rows = [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
+        kept = [row for row in rows if row["round"] == 1 or row["partition_id"] > 1]
+        write_lines(run / "clients.jsonl", kept)
+    across = compare_across(sorted(tmp_path.iterdir()))
+    assert across.table.loc["kt-pfl", "gain"] == pytest.approx(-0.015)
+    assert across.table.loc["kt-pfl", "wins"] == 0
+
+
+def test_a_copied_run_is_no_further_unit(folders, tmp_path):
+    for number, run in enumerate(sorted(folders[0].iterdir())):
+        describe(run, id=f"{number:08x}ab")
+    copy = shutil.copytree(folders[0], tmp_path / "copy")
+    with pytest.raises(
+        ConfigError, match=r"^data-0 and copy hold the same run, .* with seed 0 \(id "
+    ):
+        compare_across([*folders, copy])
+
+
+def test_methods_with_other_rounds_than_the_reference_are_left_out(folders):
+    for folder in folders:
+        write_run(folder, "fedavg", 0, [0.9, 0.9], **{"num-server-rounds": 40})
+    across = compare_across(folders)
+    assert "fedavg" not in across.table.index
+    assert "num-server-rounds is 40 in fedavg and 2 in local" in " ".join(across.notes)
+
+
 def test_folders_of_the_same_name_are_told_apart_by_their_parents(folders, tmp_path):
     for parent in ("a", "b"):
         (tmp_path / parent).mkdir()
@@ -133,7 +166,7 @@ def test_folders_of_the_same_name_are_told_apart_by_their_parents(folders, tmp_p
     twice = [tmp_path / "a" / "digits", tmp_path / "b" / "digits", tmp_path / "a" / "digits"]
     across = compare_across(twice)
     assert across.units == "2 comparisons"
-    assert list(across.accuracies.index.get_level_values(0)) == ["a/digits", "b/digits"]
+    assert list(across.gains.index.get_level_values(0)) == ["a/digits", "b/digits"]
 
 
 def test_the_command_prints_a_table_and_draws_a_diagram(folders, tmp_path):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import assert_same_weights
 
 from fedkd_flwr.models.model_pool import (
     Architecture,
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("empty_pool")
 
 
 def filled(models):
-    """Give models weights that depend on their position in the list."""
     for number, model in enumerate(models):
         torch.manual_seed(number)
         model.load_state_dict(MLP.build().state_dict())
@@ -65,10 +65,8 @@ def test_the_memory_order_of_models_does_not_change_results(order):
     assert losses == pytest.approx(expected)
     images = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(9))
     found = list(predict_together([PredictJob(model, images) for model in laid_out]))
-    for model, logits, other in zip(laid_out, found, apart, strict=True):
-        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(mine, theirs)
-        torch.testing.assert_close(logits, other(images).detach())
+    assert_same_weights(laid_out, apart)
+    torch.testing.assert_close(found, [other(images).detach() for other in apart])
 
 
 def test_adjacent_models_do_not_change_the_draws_of_borrowers():
@@ -99,6 +97,4 @@ def test_a_model_whose_parameters_were_moved_is_trained_in_place():
     apart = filled([MLP.build() for _ in range(3)])
     train_together(list(jobs_of(laid_out)))
     train_together(list(jobs_of(apart)))
-    for model, other in zip(laid_out, apart, strict=True):
-        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(mine, theirs)
+    assert_same_weights(laid_out, apart)

@@ -89,16 +89,6 @@ def test_nodes_with_their_own_data_need_no_partition_count(everybody, tmp_path):
     assert set(run.clients["partition_id"]) == {0, 1, 2}
 
 
-def test_a_run_is_not_continued_with_another_split(everybody, tmp_path):
-    settings = {**everybody, "strategy": "local", "num-server-rounds": 1}
-    folders = {"output-dir": str(tmp_path / "run"), "state-dir": str(tmp_path / "state")}
-    fedkd_flwr.run({**settings, **folders, "num-clients": 3})
-    asked = read_config({**settings, **folders, "num-server-rounds": 2, "resume": True})
-    grid = InProcessGrid(client_app, 4, asked.flat())
-    with pytest.raises(TooFewRepliesError, match=r"divided among 4 clients, but the run has 3"):
-        serve(grid, with_connected_clients(grid, asked))
-
-
 def test_fewer_than_min_replies_stop_the_run(everybody):
     asked = read_config({**everybody, "min-replies": 3, "connect-timeout": 0.3})
     with pytest.raises(TooFewRepliesError, match=r"2 are after 0.3 s, and min-replies is 3"):
@@ -123,7 +113,7 @@ def test_a_node_needs_num_partitions_when_num_clients_is_zero(everybody):
         build_client(context)
     context.node_config["num-partitions"] = 4
     client = client_of({**everybody, "num-clients": 4})
-    assert build_client(context).num_examples == client.num_examples
+    assert build_client(context).data.num_train == client.data.num_train
     *_, finding = check_node(everybody, {"partition-id": 0})
     assert "num-partitions" in finding.text
     assert all(found.ok for found in check_node(everybody, dict(context.node_config)))

@@ -12,7 +12,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.samples import client_data
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import DamagedRunError, load_run
 from strategies.core.answers import (
@@ -23,7 +23,7 @@ from strategies.core.answers import (
     unpacked_answers,
 )
 from strategies.core.client_info import ClientInfo
-from strategies.core.evaluations import check_evaluation
+from strategies.core.evaluations import Evaluations
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Reply
 
@@ -122,10 +122,10 @@ def test_answers_stay_with_the_clients_if_the_run_does_not_record_them(small, tm
 def test_answers_without_counts_are_refused():
     """They once stopped the run, if the client claimed to have no test images."""
     clients = {1: ClientInfo(1, 1001, "mlp", 50, test_size=0)}
-    plan = RunPlan(num_classes=10)
-    check_evaluation(clients, plan, Reply(1, {}, {}))
+    evaluations = Evaluations(RunPlan(num_classes=10), clients)
+    evaluations.check(Reply(1, {}, {}), due=["own"])
     with pytest.raises(InvalidReplyError, match="answers without the counts"):
-        check_evaluation(clients, plan, Reply(1, {}, {}, b"\x80"))
+        evaluations.check(Reply(1, {}, {}, b"\x80"))
 
 
 def test_a_comparison_pairs_the_answers_of_two_methods(small, tmp_path):
@@ -156,6 +156,6 @@ def test_a_node_that_does_not_trust_the_server_sends_no_answers(trusts, small):
     run_config = read_config({**small, "strategy": "local"}).flat()
     node = {"partition-id": 0, "trust-server": trusts, "min-class-count": 0}
     client = client_of(small, context=Context(1, 1, node, RecordDict(), run_config))
-    reply = client.serve_evaluation(Request(server_round=1))
-    assert reply.metrics["total"] > 0
+    reply = client.session.serve_evaluation(Request(server_round=1))
+    assert reply.metrics["own-test-total"] > 0
     assert bool(reply.answers) == trusts

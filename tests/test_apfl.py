@@ -20,9 +20,6 @@ def small(small):
     return {**small, **CHANGES, "strategy": "apfl"}
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def by_hand(flat, run, partition_id, alpha, adaptive):
     """Yield w, v and alpha of a client after each of two rounds, by Algorithm 1."""
     data = training_data(flat, partition_id)
@@ -64,9 +61,6 @@ def test_alpha_stays_in_its_interval(small, tmp_path):
     small |= {"learning-rate": 0.5, "partition": "k-classes", "apfl.alpha": 0.01}
     _, finished = witnessed(small, tmp_path / "run")
     assert list(finished.clients["alpha"]) == [0.01, 0.01, 1.0, 1.0]
-
-
-# ---- State and settings --------------------------------------------------------------
 
 
 def test_an_alpha_outside_of_its_interval_is_refused(small, tmp_path):

@@ -45,7 +45,6 @@ def model_that_travels(flat):
 
 
 def are_variances(model):
-    """Return which entries of a model's `buffers` are running variances."""
     floats = {k: t for k, t in model.state_dict().items() if t.is_floating_point()}
     parameters = {name for name, _ in model.named_parameters()}
     return np.concatenate(

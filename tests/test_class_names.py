@@ -87,16 +87,6 @@ def test_metadata_that_names_no_classes_are_ignored(metadata, tmp_path):
     assert class_names(str(file), 2) == []
 
 
-def test_a_table_with_other_names_than_the_folders_is_left_out(silos, small, logged, tmp_path):
-    same = named_table(tmp_path / "same.parquet", 1, NAMES)
-    other = named_table(tmp_path / "other.parquet", 2, [*NAMES[1:], NAMES[0]])
-    nodes = {n: {"data-path": str(p)} for n, p in enumerate((silos[0], same, other))}
-    settings = {**small, **SILOS, "models": "mlp", "num-server-rounds": 1}
-    run, _ = run_with(client_app, settings, tmp_path / "run", node_configs=nodes)
-    assert set(run.clients["partition_id"]) == {0, 1}
-    assert any("client 2 numbers its classes differently" in line for line in logged())
-
-
 def test_a_silo_without_names_takes_part(silos, small, tmp_path):
     numbered = write_image_folder(tmp_path / "numbered", *images_of(SILOS, 2))
     folders = [silos[0], silos[1], numbered]

@@ -7,6 +7,7 @@ from helpers import write_image_folder, write_parquet
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
+from fedkd_flwr.config import read_config
 from fedkd_flwr.data import scaling as scaling_module
 from fedkd_flwr.data import sources as sources_module
 from fedkd_flwr.data.client_data import ClientData
@@ -226,18 +227,6 @@ def test_labels_stay_with_their_images():
         assert [by_content[image.tobytes()] for image in images.numpy()] == labels.tolist()
 
 
-def test_client_data_describes_itself():
-    client = load_client(DIGITS, 0)
-    assert client.shape == (1, 28, 28)
-    assert client.classes == 10
-    assert client.class_counts.sum() == len(client.train_labels)
-    assert client.class_counts.shape == (10,)
-    assert client.train_images.dtype == torch.float32
-    assert client.train_labels.dtype == torch.int64
-    assert len(client.validation_labels) == 0
-    assert client.validation_images.shape == (0, 1, 28, 28)
-
-
 def test_no_field_carries_public_labels():
     client = load_client(DIGITS, 0)
     fields = set(ClientData.__dataclass_fields__)
@@ -252,12 +241,6 @@ def test_clients_of_a_process_share_the_pool_and_are_loaded_once():
     assert load_client(DIGITS, 0).public_images is load_client(DIGITS, 1).public_images
     equal = plan_of(num_clients=5)
     assert load_client(equal, 0) is load_client(DIGITS, 0)
-
-
-def test_other_seed_other_clients():
-    other = plan_of(num_clients=5, seed=1)
-    assert not np.array_equal(client_indices(DIGITS)[0], client_indices(other)[0])
-    assert content_digest(public_pool(DIGITS)) != content_digest(public_pool(other))
 
 
 def test_max_samples_takes_all_classes_alike():
@@ -288,6 +271,7 @@ def test_checks_decode_nothing(monkeypatch):
     ("change", "sentence"),
     [
         ({"client_split": "90/20/0"}, "not of the form"),
+        ({"client_split": "0.7/0.1/0.2"}, "is in percent: write 70/10/20"),
         ({"held_out_size": 1797}, "cannot hold out 1797 of 1797"),
         ({"partition": "two-classes", "num_clients": 1000}, "runs out"),
         ({"client_split": "60/20/20", "num_clients": 700}, "too few for the client-split"),
@@ -301,6 +285,20 @@ def test_checks_decode_nothing(monkeypatch):
 def test_impossible_data_is_refused_early(change, sentence):
     with pytest.raises(DataError, match=sentence):
         check_data(plan_of(**change), 10)
+
+
+@pytest.mark.parametrize(("split", "warns"), [("20/10/20", False), ("10/0/20", True)])
+def test_a_split_that_leaves_most_samples_unused_is_named(split, warns, caplog):
+    check_data(plan_of(client_split=split))
+    assert (f"client-split = {split} uses" in caplog.text) == warns
+
+
+def test_the_split_follows_from_the_data_set():
+    built_in, own = (DataSettings(dataset=name).resolved() for name in ("digits", "folder:photos"))
+    assert built_in.client_split == built_in.split == "12/0/88"
+    # Open, so that a node has its own.
+    assert (own.client_split, own.split) == ("auto", "70/10/20")
+    assert read_config({}).run.data.client_split == "12/0/88"
 
 
 @pytest.mark.parametrize("has_own_images", [False, True])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedkd_flwr
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.memory import Memory, State, StoredState, own_context
 from strategies.base import PersonalizedStrategy
 from strategies.core.state import unsaved
@@ -108,7 +108,7 @@ def test_momentum_of_parts_that_are_trained_apart_is_kept(small):
     *body, weight, bias = client.model.parameters()
     for parameters in ([weight, bias], body):
         client.train_locally(1, replaced=(), parameters=parameters)
-    kept = client.memory.load("optimizer")
+    kept = client.session.memory.load("optimizer")
     assert sorted(kept) == sorted(f"model/{name}/momentum_buffer" for name in names)
 
 
@@ -135,7 +135,7 @@ def test_an_attribute_may_be_set_before_a_message(small):
 
     client = client_of(small, strategy="local", models="mlp")
     client.extra = 1
-    client.request = Request(server_round=2)
+    client.session.request = Request(server_round=2)
     with pytest.raises(AttributeError, match="`extra` would not survive this message"):
         client.extra = 2
-    client.model = client.new_model()
+    client.model = client.session.new_model()

@@ -1,12 +1,12 @@
 """Somebody else's run directory: code that its config names is not imported unasked."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import SMALL
+from helpers import change_json
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -68,10 +68,7 @@ def peer(finished, tmp_path, monkeypatch):
 
 def naming(run, **settings):
     """Name code in the config of a run; return its path."""
-    file = run / "config.json"
-    content = json.loads(file.read_text())
-    content["config"] |= settings
-    file.write_text(json.dumps(content))
+    change_json(run / "config.json", config=settings)
     return run
 
 
@@ -184,8 +181,7 @@ def test_commands_that_read_runs_look_for_no_modules_here(peer, monkeypatch):
 
 
 def test_an_id_that_leads_elsewhere_is_refused(peer):
-    file = peer / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "id": "/etc"}))
+    change_json(peer / "config.json", id="/etc")
     with pytest.raises(DamagedRunError, match="its id is '/etc'"):
         fedkd_flwr.cross(peer)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import change_json
 
-from fedkd_flwr.analysis.columns import COLUMNS, in_bytes
+from fedkd_flwr.analysis.columns import COLUMNS
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.settings import IncomparableRunsError, defining_settings
 from fedkd_flwr.analysis.targets import COSTS
@@ -17,7 +18,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.splits import split_client
-from fedkd_flwr.runs import RunDirectoryError, load_run
+from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run
 from fedkd_flwr.runs.arrays import append_array
 
 COUNTS = {
@@ -233,26 +234,13 @@ def test_clients_that_only_one_method_has_are_left_out_of_a_pair(tmp_path):
     assert pairs["kt-pfl", "fedmd"].gain == pytest.approx(0.1)
 
 
-def test_runs_without_a_common_seed_have_no_verdict_but_a_note(tmp_path):
-    write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7])
-    write_run(tmp_path, "local", 1, [0.5, 0.7])
-    comparison = compare(tmp_path)
-    assert comparison.verdicts == []
-    assert comparison.pairs == {}
-    none = "There is no run of local with a seed of the others, so there are no verdicts"
-    assert any(note.startswith(none) for note in comparison.notes)
-
-
 def test_seconds_count_only_of_runs_that_ran_alone(tmp_path):
     first = write_run(tmp_path, "kt-pfl", 0, [0.5])
     second = write_run(tmp_path, "fedmd", 0, [0.5])
     write_run(tmp_path, "local", 0, [0.5])
-    content = json.loads((first / "config.json").read_text())
     # Two seconds after the first began, which took four.
-    started = content["started"].replace(":00+", ":02+")
-    (second / "config.json").write_text(
-        json.dumps({**json.loads((second / "config.json").read_text()), "started": started})
-    )
+    started = load_run(first).description["started"].replace(":00+", ":02+")
+    change_json(second / "config.json", started=started)
     comparison = compare(tmp_path)
     assert comparison.table["seconds"].dropna().to_dict() == {"local": 4.0}
     note = "Seconds are left out where runs overlapped in time: fedmd, kt-pfl."
@@ -266,32 +254,25 @@ def test_seconds_count_only_of_runs_that_ran_alone(tmp_path):
 def test_runs_that_follow_each_other_within_a_second_do_not_overlap(tmp_path):
     first = write_run(tmp_path, "kt-pfl", 0, [0.5])
     second = write_run(tmp_path, "local", 0, [0.5])
-    summary = json.loads((first / "summary.json").read_text())
     # From 00:01:00.7 to 00:01:04.9. The next run begins then, recorded as 00:01:04.
-    (first / "summary.json").write_text(json.dumps({**summary, "seconds": 4.2}))
-    content = json.loads((second / "config.json").read_text())
-    content["started"] = "2026-01-01T00:01:04+00:00"
-    (second / "config.json").write_text(json.dumps(content))
-    assert json.loads((first / "config.json").read_text())["started"].endswith("00:01:00+00:00")
+    change_json(first / "summary.json", seconds=4.2)
+    change_json(second / "config.json", started="2026-01-01T00:01:04+00:00")
+    assert load_run(first).description["started"].endswith("00:01:00+00:00")
     assert compare(tmp_path).table["seconds"].to_dict() == {"kt-pfl": 4.2, "local": 4.0}
 
 
 def test_a_continued_run_took_place_when_its_processes_did(tmp_path):
     continued = write_run(tmp_path, "kt-pfl", 0, [0.5])
     between = write_run(tmp_path, "local", 0, [0.5])
-    content = json.loads((continued / "config.json").read_text())
-    start = content["started"]
-    summary = json.loads((continued / "summary.json").read_text())
-    (continued / "summary.json").write_text(json.dumps({**summary, "seconds": 40.0}))
-    rounds = [json.loads(line) for line in (continued / "rounds.jsonl").read_text().splitlines()]
+    run = load_run(continued)
+    start, rounds = run.description["started"], run.round_rows
+    change_json(continued / "summary.json", seconds=40.0)
     write_lines(continued / "rounds.jsonl", [{**row, "seconds_train": 20.0} for row in rounds])
     leg = {"after_round": 1, "started": start.replace(":00+", ":40+"), "changes": {}}
-    (continued / "config.json").write_text(json.dumps({**content, "continued": [leg]}))
-    other = json.loads((between / "config.json").read_text())
+    change_json(continued / "config.json", continued=[leg])
 
     def alone(second):
-        other["started"] = start.replace(":00+", f":{second}+")
-        (between / "config.json").write_text(json.dumps(other))
+        change_json(between / "config.json", started=start.replace(":00+", f":{second}+"))
         return compare(tmp_path).table["seconds"].notna().tolist()
 
     assert [alone(second) for second in ("10", "30", "50")] == [
@@ -321,6 +302,7 @@ def with_third_round(path, accuracy):
     ]
     between = {**rows[-1], "accuracy_mean": accuracy}
     write_lines(path / "rounds.jsonl", [*rows[:-1], between, {**rows[-1], "round": 3}])
+    change_json(path / "summary.json", last_round={"round": 3})
 
 
 def test_a_target_counts_up_to_the_first_round_that_has_it(tmp_path):
@@ -378,7 +360,8 @@ def test_without_local_the_share_is_empty_and_a_note_says_so(tmp_path):
     row = comparison.table.loc["kt-pfl"]
     assert np.isnan(row["beats_local"])
     assert np.isnan(row["accuracy_std"])
-    assert "no run of local" in comparison.notes[0]
+    none = "There is no run of local, so there are no verdicts; run it with seed 0."
+    assert comparison.notes[0] == none
     # A tenth of the way from 0.5 to 0.7, and (0.5 + 0.7)² / (2 (0.5² + 0.7²)).
     row = "| kt-pfl | 1 | 60.0% | - | 10.0 | 50.0% | 52.0% | 50.0% | 0.9730 | - | - | - | - |"
     assert row in comparison.to_markdown()
@@ -421,6 +404,7 @@ def test_nothing_finished_or_nothing_there_is_refused(tmp_path):
         ({"held-out-size": 300}, ["held-out-size (200, 300)"]),
         ({"public-dataset": "mnist"}, ["public-dataset (held-out, mnist)", "held-out-size ("]),
         ({"client-split": "60/20/20"}, ["client-split (12/0/88, 60/20/20)"]),
+        ({"num-clients": 3}, ["num-clients (2, 3)"]),
     ],
 )
 def test_different_data_is_refused_by_the_names_of_the_keys(tmp_path, changes, words):
@@ -464,16 +448,11 @@ def test_a_run_is_compared_with_the_local_run_of_most_similar_settings(tmp_path)
     assert compare(tmp_path).table.loc["kt-pfl", "beats_local"] == 1
 
 
-def take_steps(path, steps):
-    """Record the gradient steps of all clients of a run."""
-    summary = json.loads((path / "summary.json").read_text())
-    (path / "summary.json").write_text(json.dumps({**summary, "gradient_steps": steps}))
-
-
 def test_methods_that_train_longer_than_their_reference_are_noted(tmp_path):
     def run(strategy, steps, **config):
         split = {"client-split": "60/20/20"}
-        take_steps(write_run(tmp_path, strategy, 0, [0.5, 0.5], **split, **config), steps)
+        path = write_run(tmp_path, strategy, 0, [0.5, 0.5], **split, **config)
+        change_json(path / "summary.json", gradient_steps=steps)
 
     run("local", 100)
     run("fedavg", 140)
@@ -514,8 +493,28 @@ def test_of_two_equal_runs_the_later_counts(tmp_path):
     comparison = compare(tmp_path)
     assert comparison.table.loc["local", "accuracy"] == 0.9
     assert comparison.notes == [
-        f"{first.name} is left out: local-0-1 is a later run with the same settings and seed."
+        f"{first.name} (10.0%) is left out: local-0-1 (90.0%) is a later run with the same "
+        "settings and seed. Remove the one that is not to count."
     ]
+
+
+def test_accuracy_and_gain_are_of_the_same_file(two_methods):
+    for path in two_methods.iterdir():
+        summary = json.loads((path / "summary.json").read_text())
+        for name in ("mean", "std", "min"):
+            summary["last_round"][f"accuracy_{name}"] = 0.99
+        (path / "summary.json").write_text(json.dumps(summary))
+    row = compare(two_methods).table.loc["kt-pfl"]
+    assert (row["accuracy"], row["gain"]) == (pytest.approx(0.8), pytest.approx(0.25))
+    assert row["clients_worst"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("accuracy", [1.7, 87.5, -0.1])
+def test_accuracies_that_are_no_parts_of_one_are_refused(accuracy, tmp_path):
+    path = write_run(tmp_path, "local", 0, [0.5, accuracy])
+    refused = rf"clients.jsonl is damaged \(accuracy = {accuracy:g} in round 2; .* 0.875 for 87.5%"
+    with pytest.raises(DamagedRunError, match=refused):
+        compare(path)
 
 
 def test_clients_without_an_evaluation_are_not_compared(tmp_path):
@@ -652,13 +651,6 @@ def test_csv_parses_back_with_all_digits(two_methods):
     pd.testing.assert_frame_equal(back, comparison.table, rtol=1e-15)
 
 
-def test_bytes_have_a_unit_that_suits_them():
-    sizes = [0, 999, 1500, 12_345_678, 4.2e9, 5e15]
-    assert [in_bytes(size) for size in sizes] == [
-        "0 B", "999 B", "1.5 kB", "12.3 MB", "4.2 GB", "5e+03 TB",
-    ]  # fmt: skip
-
-
 # ---- Presets for comparisons measure each client on at least 1,000 test images -------
 
 
@@ -708,33 +700,92 @@ def write(folder, **methods):
     return folder
 
 
+def describe(path, **description):
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **description}))
+
+
+def fail(path, partition_id, rounds):
+    """Let a client give no valid reply in some rounds of a run; it was asked in both."""
+    rows = list(map(json.loads, (path / "clients.jsonl").read_text().splitlines()))
+    for row in rows:
+        row["numbers_down"] = 10
+        if row["partition_id"] == partition_id and row["round"] in rounds:
+            row["failure"] = "it failed: KeyError: 'first'"
+    write_lines(path / "clients.jsonl", rows)
+
+
+def gaining(folder, **config):
+    """Write three seeds of `local` and of a method that is clearly better; return its paths."""
+    write(folder, local={seed: [0.5, 0.5] for seed in range(3)})
+    return [
+        write_run(folder, "fedavg", seed, [0.6 + seed / 100, 0.7], **config) for seed in range(3)
+    ]
+
+
+def test_runs_with_other_rounds_or_data_have_no_gain_and_no_verdict(tmp_path):
+    """A split that only one of them records is unknown, and others are the same."""
+    gaining(tmp_path / "alike")
+    assert compare(tmp_path / "alike").table.loc["fedavg", "verdict"] == "better"
+    paths = gaining(tmp_path / "other", **{"num-server-rounds": 40})
+    for path in sorted(tmp_path.glob("other/*")):
+        describe(path, data={"split": "a"} if path != paths[1] else {"split": "b"})
+    describe(paths[2], data={"split": "a", "dataset": "c"})
+    compared = compare(tmp_path / "other")
+    assert "gain" not in compared.table or np.isnan(compared.table.loc["fedavg", "gain"])
+    assert compared.effects == compared.pairs == {}
+    assert compared.verdicts == [
+        "fedavg has no verdict against local: num-server-rounds is 40 in fedavg and 2 in local; "
+        "run both with the same number; the split of seed 1 differs between fedavg and local, by "
+        "the digests in config.json; run both on the same data."
+    ]
+    assert not [note for note in compared.notes if "compared with local on" in note]
+    assert compared.verdicts[0] in compared.limits
+
+
+def test_a_setting_of_the_reference_with_as_many_rounds_is_taken(tmp_path):
+    gaining(tmp_path, **{"num-server-rounds": 40, "learning-rate": 0.2})
+    for seed in range(3):
+        write_run(tmp_path, "local", seed, [0.55, 0.55], **{"num-server-rounds": 40})
+    assert compare(tmp_path).table.loc["fedavg", "gain"] == pytest.approx(0.655 - 0.55)
+
+
+def test_a_client_that_never_gave_a_valid_reply_leaves_no_verdict(tmp_path):
+    paths = gaining(tmp_path)
+    for seed in (0, 2):
+        fail(paths[seed], 0, rounds=(1, 2))
+    fail(paths[1], 1, rounds=(2,))
+    compared, silent = (
+        compare(tmp_path),
+        "client 0 gave no valid reply in 2 of 2 rounds of seeds 0, 2",
+    )
+    assert compared.verdicts == [
+        f"fedavg has no verdict against local: in fedavg {silent}; correct that and run it again."
+    ]
+    once = "client 1 gave no valid reply in 1 of 2 rounds of seed 1"
+    assert f"In fedavg {silent}, {once}." in compared.notes
+    against = compare(tmp_path, against="fedavg").verdicts
+    assert against == [
+        f"local has no verdict against fedavg: in fedavg {silent}; correct that and run it again."
+    ]
+
+
+def test_a_client_that_failed_in_some_rounds_is_noted(tmp_path):
+    paths = gaining(tmp_path)
+    fail(paths[1], 1, rounds=(2,))
+    compared = compare(tmp_path)
+    assert compared.table.loc["fedavg", "verdict"] == "better"
+    assert "In fedavg client 1 gave no valid reply in 1 of 2 rounds of seed 1." in compared.limits
+
+
 def test_without_a_common_seed_the_note_says_which_to_run(tmp_path):
     write(tmp_path, local={0: [0.5, 0.6]}, kt_pfl={1: [0.6, 0.7], 2: [0.6, 0.8]})
     assert sentence(tmp_path, "There is no run of local") == (
         "There is no run of local with a seed of the others, so there are no verdicts; "
         "run it with seed 1, 2."
     )
-    assert compare(tmp_path).verdicts == []
-
-
-def test_without_local_the_note_says_what_to_run(tmp_path):
-    write(tmp_path, fedavg={0: [0.5, 0.6]}, kt_pfl={0: [0.6, 0.7]})
-    assert sentence(tmp_path, "There is no run of local") == (
-        "There is no run of local, so there are no verdicts; run it with seed 0."
-    )
-
-
-def test_one_seed_gives_no_verdict(tmp_path):
-    write(tmp_path, local={0: [0.5, 0.6]}, kt_pfl={0: [0.9, 0.9]})
-    found = sentence(tmp_path, "kt-pfl is")
-    assert found.startswith("kt-pfl is not shown to differ from local: +35.0 points.")
-    assert found.endswith("A verdict needs at least 3 seeds.")
-
-
-def test_unequal_clients_are_not_compared(tmp_path):
-    write(tmp_path, local={0: [0.5, 0.6]}, kt_pfl={0: [0.6, 0.7, 0.8]})
-    with pytest.raises(IncomparableRunsError, match=r"different data .* num-clients \(2, 3\)"):
-        compare(tmp_path)
+    comparison = compare(tmp_path)
+    assert comparison.verdicts == [] and comparison.pairs == {}
 
 
 def test_accuracies_of_nan_are_left_out_and_named(tmp_path):

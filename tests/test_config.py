@@ -125,12 +125,6 @@ def test_every_preset_is_valid_and_holds_only_differences(preset):
     assert [name for name, value in values.items() if value == defaults[name]] == []
 
 
-def test_every_method_has_its_settings_among_the_names():
-    for method in METHODS.values():
-        table = method.record.settings_type.table
-        assert not table or any(name.startswith(f"{table}.") for name in known_names())
-
-
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -159,36 +153,26 @@ def test_every_method_has_its_settings_among_the_names():
         ({"loca-epochs": 3}, "no key loca-epochs; did you mean local-epochs"),
         ({"kt-pfl.temprature": 3}, "no key kt-pfl.temprature; did you mean kt-pfl.temperature"),
         ({"nope.rho": 3}, "no key nope.rho"),
-        (
-            {"strategy": "fedavg"},
-            r"fedavg averages parameters and needs one architecture .*, such as -c models=mlp\.$",
-        ),
         ({"strategy": "fednas"}, r"set models to one, such as -c models=darts\.$"),
-        ({"strategy": "persfl", "models": "mlp"}, "persfl needs validation data"),
         (
             {"strategy": "persfl", "models": "mlp", "client-split": "60/0.0|20/20"},
             "persfl needs validation data",
         ),
         ({"learning-rate": float("inf")}, "learning-rate = inf"),
-        ({"public-dataset": "none"}, "kt-pfl exchanges predictions on public samples"),
-        ({"public-size": 0}, "kt-pfl exchanges predictions on public samples"),
         (
             {"min-replies": 9},
             r"min-replies = 9 is more than the clients sampled in a round \(8\); set it to at most "
             "8, or a larger fraction-train",
         ),
-        ({"perfed-ckt.clusters": 0}, "perfed-ckt.clusters = 0"),
-        (
-            {"strategy": "perfed-ckt", "perfed-ckt.clusters": 9},
-            "clusters = 9 is more than the 8 clients; set it to at most 8",
-        ),
-        ({"persfl.imitation": "0,1.5"}, r"persfl.imitation = .*numbers in \[0, 1\]"),
-        ({"persfl.imitation": ""}, "persfl.imitation = .*one or more"),
-        ({"persfl.temperatures": "0"}, "persfl.temperatures = .*above 0"),
-        ({"persfl.teacher": "best"}, "persfl.teacher = 'best'.*'optimal' or 'last'"),
         ({"device": "tpu"}, "device = 'tpu': it should be auto, cpu, cuda or cuda:N"),
         ({"image-shape": "3x32"}, "image-shape = '3x32': it should be numbers above 0, such as 3"),
+        ({"precision": "fp8"}, "precision"),
+        ({"torch-threads": 100000}, "less than or equal to 1024"),
+        ({"tracker": "tensorbord"}, "did you mean tensorboard"),
         ({"models": 3}, "models = 3: '3' is not one of lenet"),
+        ({"models": "darts", "supernet-cells": 2}, "cells must be at least 3, got 2"),
+        ({"models": "darts", "supernet-operations": "none,conv_9"}, "unknown operation 'conv_9'"),
+        ({"models": "darts-fixed", "genotype": "big"}, "a genotype is JSON of the form"),
         ({"optimizer": "lion"}, "optimizer = 'lion': it should be 'sgd', 'adam' or 'adamw'"),
         ({"learning-rate-schedule": "up"}, "schedule = 'up'.*'constant', 'cosine' or 'step'"),
     ],
@@ -289,6 +273,8 @@ def test_a_text_stays_as_it_is_written(key, value):
         (["-c", "dataset=mnist", "-c", "data-root=/nonexistent"], "mnist"),
         (["-c", "public-size=201"], "201"),
         (["--engine", "abacus"], "is not one of in-process, simulation"),
+        (["--engine", "sim"], "did you mean simulation?"),
+        (["-c", "num-clients=100000"], "1597 samples are too few for 100000 clients; set fewer"),
         (["-c", "output-dir=/proc/nowhere/run"], "cannot be written"),
         (["-c", "client-split=50/50/50"], "client-split"),
     ],
@@ -305,16 +291,10 @@ def test_the_command_line_refuses_in_one_line_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_list_names_everything():
-    result = CliRunner().invoke(app, ["list"])
-    assert result.exit_code == 0
-    for name in [*METHODS, "resnet18", "fashion-mnist", "two-groups", "digits-quick"]:
-        assert name in result.stdout
-
-
 def test_list_groups_methods_and_says_what_they_take(monkeypatch):
     monkeypatch.setattr(output, "console", lambda: Console(width=160))
     printed = CliRunner().invoke(app, ["list"]).stdout
+    assert all(name in printed for name in ("resnet18", "fashion-mnist", "two-groups", "digits-q"))
     cells = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
     rows = {row[0]: row[1:] for row in cells if row[0] in METHODS}
     assert rows.keys() == METHODS.keys()

@@ -1,6 +1,7 @@
 """Every method does what all have to do, and the check notices those that do not."""
 
 from dataclasses import replace
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import fedkd_flwr
-from fedkd_flwr.clients.base import PersonalClient, TrainReply
+from fedkd_flwr.clients.base import Evaluated, PersonalClient, TrainReply
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.methods import METHODS, REGISTERED
@@ -76,6 +77,7 @@ OUT_OF_RANGE = {
     "lg-fedavg": {"feature-width": -1},
     "moon": {"mu": -1, "temperature": 0},
     "per-fedavg": {"inner-learning-rate": -0.1, "adaptation": "round", "evaluate-on": "local"},
+    "perfed-ckt": {"clusters": 0},
     "persfl": {"teacher": "best"},
     "pfeddf": {"epochs": 0},
     "pfedgraph": {"size-weight": 0},
@@ -107,6 +109,9 @@ IMPOSSIBLE = [
         "is more than the 2 clients per round; set it to at most 2, or a larger fraction-train",
     ),
     ("hypcluster", {"hypcluster.clusters": 5}, "is more than the 4 clients; set it to at most 4"),
+    ("kt-pfl", {"mixing": "median"}, "set soft-predictions.mixing = median"),
+    ("pfedhn", {"mixing": "median"}, "set mixing = mean"),
+    ("perfed-ckt", {"perfed-ckt.clusters": 5}, "is more than the 4 clients; set it to at most 4"),
     ("fedprox", {"prox.mu": 0.1}, "no key prox.mu; did you mean fedprox.mu"),
     (
         "pfedme",
@@ -187,7 +192,7 @@ class Forgetful(FedProx):
 
 class SociableClient(PersonalClient):
     def train(self, received, server_round, phase):
-        if self.run.cohort == "on":
+        if self.session.run.cohort == "on":
             self.train_locally(server_round)
         return super().train(received, server_round, phase)
 
@@ -229,16 +234,15 @@ class Stubborn(FedProx):
 
 
 class UniformClient(PersonalClient):
-    def new_model(self):
+    @cached_property
+    def model(self):
         torch.manual_seed(0)
-        return self.architecture.build()
+        return self.architectures[0].build()
 
 
 class UncountedClient(PersonalClient):
-    def serve(self, request):
-        reply = super().serve(request)
-        kept = {name: n for name, n in reply.metrics.items() if name in ("train-loss",)}
-        return replace(reply, metrics=kept)
+    def evaluated(self, received, server_round):
+        return Evaluated(self.model, {"own-test-correct": 0, "own-test-total": 1})
 
 
 @pytest.mark.parametrize(
@@ -261,7 +265,7 @@ class UncountedClient(PersonalClient):
         (
             Local,
             UncountedClient,
-            "client 0, reports 0 correct predictions out of 0 samples, but has 5",
+            "client 0, reports 0 own-test-correct predictions out of 1 samples, but has 5",
         ),
     ],
 )

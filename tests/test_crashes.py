@@ -15,12 +15,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from conftest import SMALL
-from helpers import file_size_limit
+from helpers import file_size_limit, stopped
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import fedkd_flwr
 from fedkd_flwr import files
-from fedkd_flwr.clients.serving import ServingClient
+from fedkd_flwr.clients.session import Session
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import (
     RunDirectory,
@@ -71,9 +71,7 @@ def same_results(found, whole):
     for table, expected in ((found.rounds, whole.rounds), (found.clients, whole.clients)):
         for column in (name for name in expected if not name.startswith("seconds")):
             assert table[column].equals(expected[column]), column
-    assert found.matrices.keys() == whole.matrices.keys()
-    for name, matrix in whole.matrices.items():
-        np.testing.assert_array_equal(found.matrices[name], matrix)
+    np.testing.assert_equal(found.matrices, whole.matrices)
     assert len(found.table("pairs")) == len(whole.table("pairs"))
 
 
@@ -178,6 +176,7 @@ CONFIG_DAMAGES = {
 NEWEST = (
     "rounds.jsonl",
     "clients.jsonl",
+    "evaluations.jsonl",
     "pairs.jsonl",
     "matrices/coefficients.npy",
     "checkpoint/server.safetensors",
@@ -214,7 +213,6 @@ class InterruptedRun(RuleBasedStateMachine):
         return self.run is None and (self.path / "config.json").exists()
 
     def go_on(self, **more):
-        """Start the run, or continue it."""
         if self.is_stopped:
             return fedkd_flwr.resume(self.path, **more)
         shutil.rmtree(self.path, ignore_errors=True)
@@ -325,7 +323,6 @@ def whole():
 
 
 def in_child(function):
-    """Run a function in a forked child and return how the child ended."""
     child = multiprocessing.get_context("fork").Process(target=function)
     child.start()
     child.join(timeout=240)
@@ -484,25 +481,13 @@ def test_a_full_disk_stops_the_run_and_it_can_continue_later(
     same_results(fedkd_flwr.resume(tmp_path / "cut"), whole)
 
 
-def stopped_and_resumed(settings, folder, last_round):
-    """Run up to a round, as if the user then pressed Ctrl-C, and resume."""
-
-    def stop(row):
-        if row["round"] == last_round:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedkd_flwr.run(settings, output_dir=folder, on_round=stop)
-    return fedkd_flwr.resume(folder)
-
-
 def test_clients_not_yet_asked_by_a_resumed_run_keep_their_memory(small, tmp_path):
     """One of four is asked a round, and nobody is evaluated before the end."""
     changes = {"num-server-rounds": 6, "fraction-train": 0.25, "evaluate-every": 6}
     settings = {**small, **changes, "strategy": "local", "models": "mlp"}
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
 
-    resumed = stopped_and_resumed(settings, tmp_path / "cut", last_round=3)
+    resumed = fedkd_flwr.resume(stopped(settings, tmp_path / "cut", last_round=3))
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
 
 
@@ -511,19 +496,19 @@ def test_a_client_that_fails_in_its_evaluation_forgets_the_round(
     cohort, small, tmp_path, monkeypatch
 ):
     """In memory and on disk alike, so that a resumed run has the same numbers."""
-    original = ServingClient._count
+    original = Session.prepared
 
-    def count(self, server_round):
+    def prepared(self, received, server_round):
         if (server_round, self.partition_id) == (2, 0):
             raise MemoryError
-        return original(self, server_round)
+        return original(self, received, server_round)
 
-    monkeypatch.setattr(ServingClient, "_count", count)
+    monkeypatch.setattr(Session, "prepared", prepared)
     settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 4}
-    settings |= {"cohort": cohort, "min-replies": 1}
+    settings |= {"cohort": cohort, "min-replies": 1, "on-client-error": "drop"}
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
 
-    resumed = stopped_and_resumed(settings, tmp_path / "cut", last_round=2)
+    resumed = fedkd_flwr.resume(stopped(settings, tmp_path / "cut", last_round=2))
     assert list(whole.rounds["failures"]) == [0, 1, 0, 0]
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import change_json
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -68,11 +69,9 @@ def test_the_diagonal_equals_the_accuracy_of_the_run(runs):
 def test_models_come_from_files_or_stored_state_or_raise_an_error(runs, tmp_path, monkeypatch):
     run = runs["kt-pfl"]
     exported = cross(run).accuracies
-    description = json.loads((run.path / "config.json").read_text())
-    description["config"]["models-dir"] = ""
-    (run.path / "config.json").write_text(json.dumps(description))
+    change_json(run.path / "config.json", config={"models-dir": ""})
     np.testing.assert_array_equal(cross(run.path).accuracies, exported)
-    models = description["config"]["output-dir"].replace("kt-pfl", "models")
+    models = run.config["output-dir"].replace("kt-pfl", "models")
     np.testing.assert_array_equal(cross(run.path, models).accuracies, exported)
     with pytest.raises(RunDirectoryError, match="is from another run"):
         cross(runs["fedavg"], models)

@@ -1,12 +1,20 @@
 """Custom data from a function: any shape, private and public."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from helpers import client_of, run_with
+from sklearn.datasets import load_diabetes
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import check_data
 from fedkd_flwr.data.custom_data import as_data_set, call_for_data
@@ -44,16 +52,24 @@ def a_table(labels=(0, 1, 0), samples=((1, 2), (3, 4), (5, 6))):
 
 
 CASES = {
-    "three_parts": (lambda: (1, 2, 3), r"returned a tuple; it should be \(\) -> \(samples"),
+    "four_parts": (lambda: (1, 2, 3, 4), r"returned a tuple; it should be \(\) -> \(samples"),
     "nothing": (lambda: None, "returned a NoneType"),
     "words": (lambda: a_table(samples="abc"), "returned a str that is no array of numbers"),
+    "words_of_classes": (lambda: a_table(list("aba")), "return_inverse=True.* numbers words"),
     "ragged": (lambda: a_table(samples=[[1], [2, 3], [4]]), "returned a list that is no array"),
     "few_labels": (lambda: a_table((0, 1)), r"samples \(3, 2\) and labels \(2,\)"),
     "no_sample": (lambda: (np.empty((0, 3)), np.empty(0)), r"samples \(0, 3\)"),
     "flat": (lambda: a_table(samples=(1, 2, 3)), r"samples \(3,\)"),
     "broken": (lambda: 1 / 0, "fails: ZeroDivisionError: division by zero"),
-    "not_finite": (lambda: a_table(samples=[[1.0], [np.nan], [0.0]]), "not all finite"),
-    "halves": (lambda: a_table((0, 0.5, 1)), "labels that are not all whole numbers"),
+    "not_finite": (lambda: a_table(samples=[[1.0], [np.inf], [0.0]]), "not all finite"),
+    "missing_one": (
+        lambda: a_table([0, 1] * 60, [[1.0], [np.nan]] * 60),
+        "60 of 120 samples of .* have missing values, which mlp does not take: fill them in",
+    ),
+    "masked": (lambda: a_table(np.ma.masked_equal([0, 1, 9], 9)), "an array with 1 masked values"),
+    "regression": (lambda: load_diabetes(return_X_y=True), "labels of float64, as of a regression"),
+    "owners_of_two": (lambda: (*a_table(), ["a", "b"]), r"returned clients \(2,\) of <U1"),
+    "owners_unknown": (lambda: (*a_table(), [0.5, 1, 2]), r"returned clients \(3,\) of float64"),
     "negative": (lambda: a_table((0, -1, 1)), "labels that are not all whole numbers"),
     "one_class": (lambda: a_table((0, 0, 0)), "labels of one class"),
 }
@@ -78,13 +94,14 @@ def test_shape_and_classes_are_found_in_the_data():
     np.testing.assert_array_equal(load_labels(SERIES), series()[1])
     data = read_config({"dataset": SERIES}).run.data
     assert (data.image_shape, data.num_classes) == ((2, 5), 2)
-    pixels, _ = call_for_data(f"{HERE}:images")
+    pixels, *_ = call_for_data(f"{HERE}:images")
     assert pixels.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("strategy", ["kt-pfl", "fedproto", "fml"])
 def test_series_are_trained_on_as_they_are(strategy, own, tmp_path):
-    run = fedkd_flwr.run({**own, "strategy": strategy}, output_dir=tmp_path / "run")
+    own = {**own, "strategy": strategy, "input-scaling": "symmetric"}
+    run = fedkd_flwr.run(own, output_dir=tmp_path / "run")
     assert list(run.rounds["failures"]) == [0]
     data = client_of(own).data
     assert data.shape == (2, 5)
@@ -112,11 +129,52 @@ def test_invalid_data_are_refused_in_one_line(name, own, tmp_path):
 def test_any_memory_layout_and_byte_order_of_numbers_is_accepted():
     samples, labels = series()
     backwards = np.flip(samples, axis=2).astype(">f4"), labels[::-1]
-    found, classes = as_data_set("data", backwards)
+    found, classes, _ = as_data_set("data", backwards)
     np.testing.assert_array_equal(found, np.flip(samples, axis=2).astype(np.float32))
     np.testing.assert_array_equal(classes, labels[::-1])
-    views, _ = as_data_set("data", (samples[:, :, ::-1], labels))
+    views, *_ = as_data_set("data", (samples[:, :, ::-1], labels))
     np.testing.assert_array_equal(views, found)
+
+
+def test_a_tensor_that_requires_a_gradient_is_detached():
+    weights = torch.ones(3, 2, requires_grad=True)
+    assert not as_data_set("data", (weights * 2, [0, 1, 0])).samples.requires_grad
+
+
+def gaps():
+    """120 rows; the second number, missing in every third row, is the class."""
+    labels = np.arange(120) % 2
+    samples = np.random.default_rng(0).normal(size=(120, 3))
+    samples[:, 1] = np.where(np.arange(120) % 3, labels, np.nan)
+    return samples, labels
+
+
+def table_of_three():
+    return np.nan_to_num(gaps()[0]), gaps()[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "refusal"),
+    [
+        ("sklearn.ensemble:HistGradientBoostingClassifier", ""),
+        (make_pipeline(SimpleImputer(), LogisticRegression()), ""),
+        ("sklearn.linear_model:LogisticRegression", "some of them missing: .* contains NaN"),
+    ],
+    ids=["takes_them", "imputes_them", "refuses_them"],
+)
+def test_missing_values_are_for_estimators_that_take_them(model, refusal, own, tmp_path):
+    settings = {**own, "strategy": "kt-pfl", "dataset": f"{HERE}:gaps", "models": model}
+    with pytest.raises(ConfigError, match=refusal) if refusal else nullcontext():
+        run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+        assert run.rounds["accuracy_mean"].iloc[-1] > 0.6
+
+
+def test_a_node_with_a_network_refuses_missing_values(own, tmp_path):
+    node = {"partition-id": 0, "data-path": f"{HERE}:gaps", **TRUSTED_NODE}
+    run_config = read_config({**own, "dataset": f"{HERE}:table_of_three", "models": "mlp"}).flat()
+    context = Context(1, 1, node, RecordDict(), run_config)
+    with pytest.raises(DataError, match="40 of 120 samples of this node have missing values"):
+        client_of({}, context=context).data  # noqa: B018
 
 
 def test_shape_and_classes_must_match_the_config(own):
@@ -163,6 +221,7 @@ def test_custom_public_data(own, tmp_path):
 )
 def test_different_scales_are_warned_about_once(private, public, stays, becomes, own, logged):
     changes = {"dataset": f"{HERE}:{private}", "public-dataset": f"{HERE}:{public}"}
+    changes["input-scaling"] = "symmetric"
     check_data(read_config({**own, **changes}).run.data_plan, 20)
     expected = (
         f"the samples of {HERE}:{stays} keep their scale from 0 to 1, and the images "
@@ -174,6 +233,7 @@ def test_different_scales_are_warned_about_once(private, public, stays, becomes,
 
 def test_a_different_scale_from_the_catalogue_is_warned_about(own, logged):
     changes = {"dataset": f"{HERE}:floats", "public-dataset": "digits"}
+    changes["input-scaling"] = "symmetric"
     check_data(read_config({**own, **changes}).run.data_plan, 20)
     (said,) = logged()
     assert "the images of digits are scaled to -1 to 1" in said

@@ -16,7 +16,7 @@ from fedkd_flwr.data import sources
 from fedkd_flwr.data import warnings as warnings_module
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import count_classes
-from fedkd_flwr.data.warnings import warnings_about_data
+from fedkd_flwr.data.warnings import warnings_about_copies, warnings_about_data
 from fedkd_flwr.models.build import build_model, fitting_models, returns_probabilities
 
 HERE = "test_custom_data_warnings"
@@ -38,6 +38,10 @@ def from_one():
     return samples, labels + 1
 
 
+def with_clients():
+    return *table(), np.arange(90) % 3
+
+
 def channels_last(scale=1):
     pixels = np.random.default_rng(0).integers(0, 256, (90, 8, 9, 3), dtype=np.uint8)
     return pixels / scale, np.arange(90) % 3
@@ -53,7 +57,7 @@ def channels_last_scaled():
 
 
 def tiny_images():
-    return np.zeros((90, 1, 4, 4), np.uint8), np.arange(90) % 3
+    return np.random.default_rng(0).integers(0, 256, (90, 1, 4, 4), np.uint8), np.arange(90) % 3
 
 
 def softmax_net(shape, classes):
@@ -82,7 +86,8 @@ def fresh():
         ("restless", "returns other data on a second call, and each process calls it"),
         ("from_one", "the labels of .* go from 1 to 3, .* from 0 to 3: number the classes from 0"),
         ("channels_last", r"samples \(90, 8, 9, 3\) of .* look like images from 0 to 255 with"),
-        ("channels_last_in_whole_numbers", "with channels last, and are used as they are"),
+        ("channels_last_in_whole_numbers", "with channels last, and are read as numbers"),
+        ("with_clients", "returns the client of each sample, which partition = iid does not read"),
         ("channels_last_scaled", None),
         ("tiny_images", None),
     ],
@@ -167,3 +172,45 @@ def test_changed_data_are_reported_by_resume_and_compare(own, logged, tmp_path):
     assert note.startswith("The dataset of these runs")
     fedkd_flwr.resume(runs[1].path, num_server_rounds=2, allow_code=HERE)
     assert "The dataset of this run has changed since the run was started." in logged()
+
+
+# ---- Copies --------------------------------------------------------------------------
+
+
+def four_times():
+    """Random labels, each row four times: 53% of test samples are told where chance is 33."""
+    generator = np.random.default_rng(0)
+    samples, labels = generator.normal(size=(60, 20)), generator.integers(0, 3, 60)
+    return samples.repeat(4, axis=0), labels.repeat(4)
+
+
+def each_once():
+    samples, labels = four_times()
+    return samples[::4], labels[::4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentences"),
+    [
+        ({}, ["samples of the same client (2 of 2 clients)", "of 40 public samples are copies"]),
+        ({"strategy": "local"}, ["samples of the same client (2 of 2 clients)"]),
+        ({"dataset": f"{HERE}:each_once", "public-dataset": f"{HERE}:four_times"},
+         ["of 240 public samples are copies of private training samples"]),
+        ({"dataset": f"{HERE}:each_once"}, []),
+    ],
+)  # fmt: skip
+def test_copies_of_training_samples_are_counted(changes, sentences, own, logged, tmp_path):
+    settings = {**own, "dataset": f"{HERE}:four_times", "client-split": "50/0/50", **changes}
+    fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    lines = [line for line in logged() if "are copies of" in line]
+    assert len(lines) == len(sentences)
+    assert all(sentence in line for sentence, line in zip(sentences, lines, strict=True))
+
+
+def test_copies_are_counted_in_each_client_alone():
+    samples = torch.tensor([[0.0], [1.0], [0.0], [1.0], [2.0], [2.0]])
+    none = np.empty(0, np.int64)
+    first, second = (np.array([0, 1]), none, np.array([2, 4])), (np.array([5]), none, np.array([3]))
+    within, public = warnings_about_copies(samples, [first, second], torch.tensor([[2.0], [3.0]]))
+    assert within.startswith("1 of 3 test samples are copies") and "(1 of 2 clients)" in within
+    assert public.startswith("1 of 2 public samples are copies")

@@ -1,5 +1,7 @@
 """Custom images from the hub, folders and Arrow files; private, public and on a node."""
 
+import logging
+
 import datasets
 import numpy as np
 import pytest
@@ -141,13 +143,15 @@ def test_arrow_folders_whole_or_one_on_a_node(own, tmp_path):
         load_node_data(folder / "partition_3", (3, 12, 10), 3)
 
 
-def test_public_images_need_neither_labels_nor_the_private_shape(own, tmp_path):
+def test_public_images_need_neither_labels_nor_the_private_shape(own, logged, tmp_path):
     tmp_path = tmp_path / "photos"
     tmp_path.mkdir()
     for n, pixels in enumerate(PIXELS[:30]):
         Image.fromarray(pixels[: 5 + n % 3]).save(tmp_path / f"{n:02d}.png")
     settings = {**own, "public-dataset": f"folder:{tmp_path}"}
     check_data(read_config(settings).run.data_plan, 20)
+    said = f"Read public {tmp_path}: 30 images (1 x 28 x 28); resized: 30"
+    assert logged(logging.INFO)[-1] == said
     assert client_of(settings).data.public_images.shape == (30, 1, 28, 28)
 
 

@@ -158,6 +158,7 @@ def test_built_in_methods_share_tables():
         "knowledge-weight",
         "rho",
         "coefficient-learning-rate",
+        "coefficient-batch-size",
         "step-coefficients",
     }
     assert {*keys("kt-pfl")} - {*keys("fedmd")} == {f"kt-pfl.{name}" for name in own_of_kt_pfl}
@@ -254,13 +255,6 @@ def test_the_example_weighs_by_distance():
     )
     far = np.exp(-2.0 * 2.0)
     np.testing.assert_allclose(made, np.array([[1, far], [far, 1]]) / (1 + far))
-
-
-def test_the_example_is_compared_with_kt_pfl(small, tmp_path):
-    comparison = own_method.compare_with_kt_pfl(tmp_path, **{**small, "num-server-rounds": 2})
-    assert comparison.groups.keys() == {"local", "kt-pfl", "nearest"}
-    run = fedkd_flwr.load_run(tmp_path / "nearest")
-    assert run.matrices["coefficients"].shape == (2, 4, 4)
 
 
 @pytest.fixture

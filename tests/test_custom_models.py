@@ -1,5 +1,6 @@
 """Custom models: built like the others, heads found, unusable ones refused."""
 
+import numpy as np
 import pytest
 import torch
 from helpers import client_of, run_with
@@ -67,6 +68,43 @@ class Longer(HeadFirst):
     def __init__(self, shape, classes):
         super().__init__(shape, classes)
         self.mix = nn.Linear(5, 5)
+
+
+ONE = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+BODY = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8))
+FROZEN = nn.Sequential(nn.Flatten(), nn.Linear(784, 16)).requires_grad_(False)
+
+
+def one_for_all(shape, classes):
+    return ONE
+
+
+def with_a_shared_body(shape, classes):
+    return nn.Sequential(BODY, nn.Linear(8, classes))
+
+
+def with_shared_statistics(shape, classes):
+    own = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8))
+    own[2].running_mean = BODY[2].running_mean
+    return nn.Sequential(own, nn.Linear(8, classes))
+
+
+def drawn_by_numpy(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, classes))
+    draws = np.random.normal(size=model[1].weight.shape)
+    nn.init.zeros_(model[1].weight).data += torch.from_numpy(draws).float()
+    return model
+
+
+def seeded_by_torch(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, classes))
+    draws = np.random.default_rng(torch.initial_seed()).normal(size=model[1].weight.shape)
+    nn.init.zeros_(model[1].weight).data += torch.from_numpy(draws).float()
+    return model
+
+
+def with_a_frozen_body(shape, classes):
+    return nn.Sequential(FROZEN, nn.Linear(16, classes))
 
 
 class Scaled(HeadFirst):
@@ -168,6 +206,11 @@ def test_buffers_outside_the_state_dict_are_as_they_were_built_for_the_next_clie
         (f"{HERE}:nothing_to_train", r"to logits \(n, 10\), and returns \(1, 784\)"),
         (f"{HERE}:Tied", "fc.weight and again.weight are one tensor"),
         (f"{HERE}:Doubles", "extra is torch.float64, and should be torch.float32"),
+        # It would take the shape for its weights and download them.
+        (
+            "torchvision.models:mobilenet_v3_small",
+            r"classes\): return torchvision.models.mobilenet_v3_small\(num_classes=classes\)",
+        ),
     ],
 )
 def test_unusable_models_are_refused_in_one_line_before_training(name, sentence, small, tmp_path):
@@ -235,15 +278,17 @@ def test_buffers_that_share_memory_are_exported(small, tmp_path):
     assert model.mean.tolist() == model.again.tolist() == [2, 2, 2]
 
 
-def test_a_failed_export_does_not_lose_results(small, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("Some tensors share memory"), OSError("full")])
+def test_a_failed_export_does_not_lose_results(error, small, tmp_path, monkeypatch, logged):
     def refusing(*arguments):
-        raise RuntimeError("Some tensors share memory")
+        raise error
 
-    monkeypatch.setattr("fedkd_flwr.clients.serving.save_personalized_model", refusing)
+    monkeypatch.setattr("fedkd_flwr.clients.session.save_personalized_model", refusing)
     changes = {"models-dir": str(tmp_path / "models"), "models": TINY, "strategy": "fedavg"}
     run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert list(run.rounds["failures"]) == [0, 0]
     assert run.summary["last_round"]["accuracy_mean"] > 0
+    assert any("Client 1: its model was not exported" in line for line in logged())
 
 
 @pytest.mark.parametrize(
@@ -327,3 +372,88 @@ def test_a_network_redefined_with_other_features_sends_prototypes_of_theirs(
     # A client sends K counts, and a prototype for each of its classes.
     counts = 10 * small["num-clients"]
     assert (numbers[1] - counts) == 3 * (numbers[0] - counts)
+
+
+@pytest.mark.parametrize(
+    ("builders", "reason"),
+    [
+        (["one_for_all"], r"1\.weight, 1\.bias would be one tensor in the models of several"),
+        (["with_a_shared_body"], r"0\.1\.weight, .*0\.2\.num_batches_tracked would be one tensor"),
+        (["with_shared_statistics"], r": 0\.2\.running_mean would be one tensor"),
+        (["with_shared_statistics", "with_a_shared_body"], r"0\.2\.running_mean would be one"),
+        (["drawn_by_numpy"], r": 1\.weight differ between two calls under one seed\. Draw them"),
+    ],
+)
+def test_a_builder_builds_a_new_network_at_each_call(builders, reason, small):
+    models = ",".join(f"{HERE}:{name}" for name in builders)
+    with pytest.raises(ConfigError, match=reason):
+        fedkd_flwr.run(small, strategy="local", models=models)
+
+
+def test_clients_of_a_cohort_may_share_what_is_frozen(small, tmp_path):
+    body = FROZEN[1].weight.clone()
+    small |= {"strategy": "local", "models": f"{HERE}:with_a_frozen_body"}
+    apart, together = (
+        fedkd_flwr.run(small, cohort=cohort, output_dir=tmp_path / cohort).rounds["loss_mean"]
+        for cohort in ("off", "on")
+    )
+    assert apart.tolist() == pytest.approx(together.tolist())
+    assert torch.equal(FROZEN[1].weight, body)
+    assert fedkd_flwr.run(
+        small, models=f"{HERE}:seeded_by_torch", output_dir=tmp_path / "n"
+    ).finished
+
+
+class Detached(HeadFirst):
+    def forward(self, samples):
+        return super().forward(samples).detach()
+
+
+class InPlace(HeadFirst):
+    def forward(self, samples):
+        features = self.body(samples)[:, self.order].exp()
+        logits = self.fc(features)
+        features += 1
+        return logits
+
+
+def normalized(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+
+def frozen(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, classes)).requires_grad_(False)
+
+
+def head_and_frozen_body(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.Linear(8, classes))
+    model[1].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "sentence"),
+    [
+        (f"{HERE}:normalized", {"batch-size": 1}, "batch normalization cannot train on a batch of"),
+        (
+            f"{HERE}:normalized",
+            {"strategy": "kt-pfl", "kt-pfl.public-batch-size": 1},
+            "two samples",
+        ),
+        (f"{HERE}:frozen", {}, "nothing is left to train: all parameters of the model have"),
+        (f"{HERE}:head_and_frozen_body", {"strategy": "fedrep"}, "all parameters of the body have"),
+        (f"{HERE}:head_and_frozen_body", {"strategy": "fedbabu"}, "parameters of the body have"),
+        (f"{HERE}:Detached", {}, "its output has no gradient: forward should neither detach it"),
+        (
+            f"{HERE}:InPlace",
+            {},
+            "a training step on 16 samples fails: RuntimeError: one of the var",
+        ),
+    ],
+)
+def test_a_network_that_cannot_train_is_refused_before_any_client_works(
+    model, changes, sentence, small
+):
+    with pytest.raises(ConfigError, match=f": {model}: .*{sentence}") as refused:
+        fedkd_flwr.run({**small, "strategy": "local", "models": model, **changes})
+    assert "\n" not in str(refused.value)

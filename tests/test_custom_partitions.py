@@ -11,7 +11,7 @@ from helpers import image_rows, write_image_folder
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.custom_objects.importing import hold
+from fedkd_flwr.custom_objects.importing import HELD, hold
 from fedkd_flwr.data.by_column import values_of_clients
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.registry import DataError
@@ -19,6 +19,14 @@ from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_labels
 
 HERE = "test_custom_partitions"
+
+
+@pytest.fixture(autouse=True)
+def no_object_is_left():
+    yield
+    HELD.clear()
+
+
 WRITERS = np.array(["w10", "w2", "w1", "w2", "w10", "w1", "w3", "w3"] * 15)
 
 
@@ -62,6 +70,10 @@ def ragged(labels, num_clients, seed):
 
 def broken(labels, num_clients, seed):
     return 1 / 0
+
+
+def unseeded(labels, num_clients, seed):
+    return np.array_split(np.random.permutation(len(labels)), num_clients)
 
 
 def nothing(labels, num_clients, seed):
@@ -121,6 +133,7 @@ def test_another_function_of_the_same_name_gives_another_split():
         ("ragged", "client 0 has no array of indices"),
         ("broken", "fails: ZeroDivisionError: division by zero"),
         ("nothing", "fails: TypeError: 'NoneType' object is not iterable"),
+        ("unseeded", r"returns another split at each call: draw with numpy\.random\.default_rng"),
         ("WRITERS", "is a ndarray, and should be callable"),
         ("absent", "holds no absent"),
     ],
@@ -183,7 +196,13 @@ def test_fewer_clients_share_the_values_evenly_as_the_seed_says(table):
 
 
 def test_zero_clients_are_as_many_as_values(table, small, tmp_path):
-    changes = {"strategy": "local", "dataset": table, "client-column": "writer", "num-clients": 0}
+    changes = {
+        "strategy": "local",
+        "dataset": table,
+        "client-column": "writer",
+        "num-clients": 0,
+        "models": "mlp",
+    }
     changes |= {"held-out-size": 8, "max-samples": 0}
     run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert (run.config["num-clients"], run.config["partition"]) == (4, "by-column")
@@ -245,3 +264,54 @@ def test_arrow_folders_and_sets_of_the_hub_have_columns(tmp_path):
         plan = plan_of(2, dataset=dataset, client_column="hand", data_root=root)
         shares = [indices.tolist() for indices in client_indices(plan)]
         assert shares == [list(range(8)), list(range(8, 16))]
+
+
+def sites():
+    """Eighteen rows of three sites."""
+    labels = np.arange(18) % 2
+    return np.stack([labels, np.arange(18)], axis=1), labels, np.array(["b", "a", "c"] * 6)
+
+
+BY_SITE = {
+    "strategy": "local",
+    "public-size": 0,
+    "held-out-size": 3,
+    "num-server-rounds": 1,
+    "num-clients": 0,
+    "models": "mlp",
+}
+
+
+@pytest.mark.parametrize("dataset", [sites(), f"{HERE}:sites"], ids=["arrays", "function"])
+def test_a_third_array_names_the_client_of_each_sample(dataset, tmp_path):
+    named = {} if isinstance(dataset, tuple) else {"partition": "by-column"}
+    settings = {**BY_SITE, **named}
+    run = fedkd_flwr.run(settings, dataset=dataset, output_dir=tmp_path / "run")
+    assert run.config["num-clients"] == 3
+    lines = json.loads((run.path / "split.json").read_text())
+    assert [line["values"] for line in lines] == [["a"], ["b"], ["c"]]
+    samples, _, clients = sites()
+    whose = samples[clients == "a", 1].tolist()
+    settings = DataSettings(dataset=run.config["dataset"], partition="by-column", held_out_size=3)
+    assert set(samples[client_indices(DataPlan(settings, 3))[0], 1]) < set(whose)
+
+
+def test_arrays_without_clients_are_not_split_by_them(tmp_path):
+    with pytest.raises(DataError, match=r"returns no clients; it should return \(samples"):
+        fedkd_flwr.run(BY_SITE, dataset=sites()[:2], partition="by-column")
+
+
+def test_a_split_may_ask_where_its_samples_are(tmp_path):
+    asked = []
+
+    def by_row(labels, num_clients, seed, positions):
+        asked.append(positions)
+        return np.array_split(np.arange(len(labels)), num_clients)
+
+    name = hold(by_row, "by_row")
+    plan = DataPlan(DataSettings(dataset="digits", partition=name, held_out_size=100), 3)
+    shares = client_indices(plan)
+    np.testing.assert_array_equal(asked[0], np.concatenate(shares))
+    np.testing.assert_array_equal(
+        load_labels("digits")[asked[0]][:5], load_labels("digits")[shares[0][:5]]
+    )

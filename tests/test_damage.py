@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers import change_json
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -14,7 +15,7 @@ from fedkd_flwr.cli import app
 from fedkd_flwr.memory.folder import FORGOTTEN
 from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run
 
-TEXTS = ("config.json", "summary.json", "rounds.jsonl", "clients.jsonl")
+TEXTS = ("config.json", "summary.json", "rounds.jsonl", "clients.jsonl", "evaluations.jsonl")
 CHECKPOINT = "checkpoint/server.safetensors"
 
 
@@ -73,7 +74,6 @@ def run(finished, tmp_path):
 
 
 def refusal(function, *arguments, **options):
-    """Return the sentence with which a run is refused."""
     with pytest.raises(DamagedRunError) as refused:
         function(*arguments, **options)
     sentence = str(refused.value)
@@ -127,6 +127,7 @@ def test_a_damaged_checkpoint_cannot_be_continued(damage, run):
     [
         ("rounds.jsonl", "it holds 0 of 2 rounds"),
         ("clients.jsonl", "it has no line of round 1"),
+        ("evaluations.jsonl", "it has no line of round 2"),
     ],
 )
 def test_a_finished_run_without_its_lines_is_damaged(name, sentence, run):
@@ -185,9 +186,7 @@ def test_a_stopped_run_without_lines_or_checkpoint_cannot_be_continued(run):
 
 
 def test_an_unknown_setting_is_reported_with_its_file(run):
-    description = json.loads((run / "config.json").read_text())
-    description["config"]["magic"] = 1
-    (run / "config.json").write_text(json.dumps(description))
+    change_json(run / "config.json", config={"magic": 1})
     assert len(load_run(run).rounds) == 2
     sentence = refusal(fedkd_flwr.resume, run, num_server_rounds=3)
     assert sentence.startswith(f"{run / 'config.json'} holds no valid run config: ")

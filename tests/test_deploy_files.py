@@ -75,21 +75,6 @@ def test_the_superlink_listens_on_this_machine_alone():
     assert "0.0.0.0" not in text
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
-def test_systemd_accepts_the_services(tmp_path):
-    programs = Path(sys.executable).parent
-    for service in SERVICES:
-        text = service.read_text().replace("/opt/fedkd/.venv/bin", str(programs))
-        name = service.name.replace("@", "@hospital-a")
-        (tmp_path / name).write_text(text.replace("@%i", "@hospital-a"))
-    units = [str(unit) for unit in tmp_path.iterdir()]
-    verified = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True
-    )
-    mentioned = [line for line in verified.stderr.splitlines() if "fedkd" in line]
-    assert (verified.returncode, mentioned) == (0, [])
-
-
 def test_flower_is_started_without_telemetry_unless_the_user_asks_for_it(monkeypatch):
     monkeypatch.delenv("FLWR_TELEMETRY_ENABLED", raising=False)
     assert quiet_environment()["FLWR_TELEMETRY_ENABLED"] == "0"
@@ -111,7 +96,6 @@ def test_secret_files_are_for_their_owner_even_where_they_were_not(tmp_path):
 
 
 def verifies(keys):
-    """Return whether the authority signed the server's certificate."""
     command = ["openssl", "verify", "-CAfile", keys / "ca.crt", keys / "server.crt"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 

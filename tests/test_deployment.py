@@ -8,14 +8,11 @@ import federation as fed
 import numpy as np
 import pytest
 from federation import GuardedFederation
-from helpers import arrays_of, replacing, write_image_folder, write_parquet
+from helpers import arrays_of, replacing, run_with, write_image_folder, write_parquet
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.config import read_config
-from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.export import exported_models
-from fedkd_flwr.server_app import serve
 from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
@@ -102,8 +99,7 @@ def intruder_logs(silos, processes):
     fed.make_keys(silos.keys, ["stranger"])
     intruders = {
         name: silos.start(
-            "intruder",
-            [*silos.node_command({"partition-id": 0}, **options), "--max-retries", "1"],
+            "intruder", [*silos.node_command({"partition-id": 0}, **options), "--max-retries", "1"]
         )
         for name, options in INTRUDERS.items()
     }
@@ -120,13 +116,11 @@ def finished(request, silos, processes, intruder_logs):
 
 
 def in_process(silos, settings, path, app=client_app):
-    """Run the same on the same data in this process."""
-    configuration = read_config({**settings, "output-dir": str(path)})
     nodes = {
         n: {key: node[key] for key in ("model", "data-path", *POLICY)}
         for n, node in silos.node_configs.items()
     }
-    return serve(InProcessGrid(app, 3, configuration.flat(), nodes), configuration)
+    return run_with(app, settings, path, nodes=3, node_configs=nodes)[0]
 
 
 def test_results_agree_with_one_process(finished, silos, tmp_path):
@@ -186,8 +180,6 @@ def took_part(run, n, server_round):
 
 
 def restart(silos, n):
-    """Start a node until the SuperLink takes it back, as a service manager does."""
-
     def accepted():
         process = silos.start_node(n)
         fed.wait_until(

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from fedkd_flwr.clients.perfed_ckt import nearest_centroid
 from fedkd_flwr.training.losses import (
     cross_entropy_to_teacher,
     kl_from_teacher,
@@ -52,11 +51,3 @@ def test_squared_distance_by_hand():
     target = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     # Distances 0.25 + 0.25 and 0, mean 0.25.
     assert squared_distance(predictions, target).item() == pytest.approx(0.25)
-
-
-def test_nearest_centroid_goes_by_the_whole_public_set():
-    predictions = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
-    far = torch.tensor([[0.9, 0.1], [0.8, 0.2]])  # perfect on one sample, wrong on the other
-    near = torch.tensor([[0.7, 0.3], [0.3, 0.7]])
-    assert nearest_centroid(torch.stack([far, near]), predictions) == 1
-    assert nearest_centroid(torch.stack([near, far]), predictions) == 0

@@ -2,21 +2,12 @@
 
 import numpy as np
 import pytest
-from two_clients import (
-    CHANGES,
-    gradient,
-    loss_on_test_data,
-    training_data,
-    witnessed,
-)
+from two_clients import CHANGES, gradient, loss_on_test_data, training_data, witnessed
 
 
 @pytest.fixture
 def small(small):
     return {**small, **CHANGES, "strategy": "ditto"}
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_personal_models_persist_over_rounds_and_are_evaluated(small, tmp_path):
@@ -33,9 +24,6 @@ def test_personal_models_persist_over_rounds_and_are_evaluated(small, tmp_path):
             assert losses[t, n] == pytest.approx(loss_on_test_data(personal, small, n), abs=1e-5)
             following = run.down[t, "evaluate", n]["weights"]
             assert abs(losses[t, n] - loss_on_test_data(following, small, n)) > 1e-3
-
-
-# ---- State and settings --------------------------------------------------------------
 
 
 def test_a_client_that_never_took_part_is_evaluated_with_the_global_model(small, tmp_path):

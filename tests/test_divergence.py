@@ -7,6 +7,7 @@ import torch
 from helpers import client_of
 from torch import nn
 
+from fedkd_flwr.clients.local_training import LocalTraining
 from fedkd_flwr.memory import Memory
 from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.model_pool import Architecture
@@ -77,13 +78,13 @@ def test_a_client_keeps_its_previous_model(small, monkeypatch):
     call = {"names": [], "server-round": 1, "phase": "train"}
     client = client_of(small)
     client.fit([], call)
-    before = {k: v.clone() for k, v in client.memory.load("model").items()}
+    before = {k: v.clone() for k, v in client.session.memory.load("model").items()}
     wild = client_of(small)
-    wild.memory.replace(client.memory)
-    monkeypatch.setattr(wild, "private_rate", lambda server_round: 1e38)
+    wild.session.memory.replace(client.session.memory)
+    monkeypatch.setattr(LocalTraining, "rate", lambda local, server_round: 1e38)
     with pytest.raises(DivergedError, match="model is not finite"):
         wild.fit([], {**call, "server-round": 2})
-    kept = wild.memory.load("model")
+    kept = wild.session.memory.load("model")
     assert all(torch.equal(kept[name], value) for name, value in before.items())
 
 

@@ -16,7 +16,6 @@ from environments import new_environment, output_of
 from markdown.extensions import toc
 
 import fedkd_flwr
-from fedkd_flwr.config import flatten, read_config
 from fedkd_flwr.methods import METHODS, REGISTERED
 
 ROOT = Path(__file__).parent.parent
@@ -28,12 +27,10 @@ LOADED = re.compile(
 
 
 def first_block(text, language):
-    """Return the content of the first code block in a language."""
     return text.partition(f"```{language}\n")[2].partition("```")[0]
 
 
 def blocks(text, language):
-    """Return the contents of all code blocks in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
@@ -44,7 +41,6 @@ def test_the_number_of_methods_is_that_of_the_registry():
 
 
 def api_pages():
-    """Return the text of all pages of the API, as the site builds them."""
     hooks = runpy.run_path(str(ROOT / "docs/site_hooks.py"))
     pages = "".join(page.read_text() for page in (ROOT / "pages/api").glob("*.md"))
     return hooks["on_page_markdown"](pages, SimpleNamespace(file=SimpleNamespace(src_uri="api")))
@@ -94,13 +90,6 @@ def test_the_method_of_the_tutorial_trains(small, tmp_path, monkeypatch):
     assert (run.matrices["coefficients"][-1].sum(axis=1) > 0).all()
 
 
-def test_the_settings_of_the_hospitals_need_no_folder():
-    block = first_block((ROOT / "docs/how-to/deploy-install.md").read_text(), "toml")
-    settings = flatten(tomllib.loads(block))
-    data = read_config(settings).run.data
-    assert (data.image_shape, data.num_classes) == ((1, 32, 32), 5)
-
-
 def test_every_package_is_in_the_table_of_the_architecture():
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     packages = {init.parent.name for init in (ROOT / "fedkd_flwr").glob("*/__init__.py")}
@@ -110,7 +99,6 @@ def test_every_package_is_in_the_table_of_the_architecture():
 
 @cache
 def anchors(page):
-    """Return the names of a page's headings, as the site gives them to links."""
     names: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE):
         toc.unique(toc.slugify(heading.replace("`", ""), "-"), names)

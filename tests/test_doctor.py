@@ -45,18 +45,10 @@ def only_failure(small, node, **changes):
 def test_a_good_node(small, node):
     found = findings_by_check(small, node)
     assert all(finding.ok for finding in found.values())
-    checks = [
-        "policy",
-        "node config",
-        "privacy",
-        "device",
-        "data",
-        "public set",
-        "model",
-        "state-dir",
+    assert list(found) == [
+        "policy", "node config", "privacy", "device", "data", "public set", "model", "state-dir",
         "models-dir",
-    ]
-    assert list(found) == checks
+    ]  # fmt: skip
     sizes = re.search(r"(\d+) samples to train, (\d+) to val.*, (\d+) to test", found["data"].text)
     assert sum(map(int, sizes.groups())) == 100
     assert "lenet" in found["model"].text
@@ -172,85 +164,48 @@ def test_groups_of_images_are_kept_together(small, node):
     assert all(finding.ok for finding in found.values())
     alone = findings_by_check(small, node)
     assert found["data"].text != alone["data"].text
-    failure = only_failure(small, {**node, "group-pattern": "patient-[0-9]+"})
-    assert failure.check == "data"
-    assert "group-pattern fits 0 of 100 file names" in failure.text
-    failure = only_failure(small, {**node, "group-pattern": "("})
-    assert "group-pattern is not a regular expression" in failure.text
 
 
-def test_missing_data(small, node):
-    failure = only_failure(small, {**node, "data-path": "/nowhere"})
-    assert failure.check == "data"
-    assert "no folder or Parquet file at '/nowhere'" in failure.text
-
-
-def test_a_file_that_cannot_be_read_is_named(small, node, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "asked", "check", "text"),
+    [
+        ({"data-path": "/nowhere"}, {}, "data", "no folder or Parquet file at '/nowhere'"),
+        ({"data-path": "TMP/broken"}, {}, "data", "0003.png' is no readable image file"),
+        ({"data-path": "TMP/other"}, {}, "data", "holds classes 5 to 14, allowed are 0 to 9"),
+        ({"data-path": "TMP/few"}, {}, "data", "too few for the client-split"),
+        ({"group-pattern": "patient-[0-9]+"}, {}, "data", "group-pattern fits 0 of 100 file names"),
+        ({"group-pattern": "("}, {}, "policy", "group-pattern is not a regular expression"),
+        ({"model": "perceptron"}, {}, "model", "model 'perceptron' is not one of"),
+        (
+            {"allow-methods": "fedavg"},
+            {"strategy": "fedavg", "models": "mlp"},
+            "model",
+            "the node's model is lenet, and fedavg needs the run's, mlp",
+        ),
+        ({}, {"public-hash": "0" * 64}, "public set", "public-hash is "),
+        ({"state-dir": "TMP/file/state"}, {}, "state-dir", "Not a directory"),
+        ({"keep-runs": -1}, {}, "node config", "it must be 0 or a number of runs"),
+        ({"keep-runs": "2"}, {}, "node config", "it must be 0 or a number of runs"),
+        ({"partition-id": 4}, {}, "node config", "it must be one of 0..3"),
+        ({"partition-id": "1"}, {}, "node config", "it must be one of 0..3"),
+        ({"partition-id": None}, {}, "node config", "it must be one of 0..3"),
+        (
+            {"datapath": "/data"},
+            {},
+            "node config",
+            "unknown datapath in the node's config",
+        ),
+        ({}, {"strategy": "kt-fpl"}, "run config", "kt-fpl"),
+    ],
+)
+def test_what_is_wrong_is_the_only_failure(changes, asked, check, text, small, node, tmp_path):
     images, labels = images_of(OWN, 1)
-    data = write_image_folder(tmp_path / "broken", images, labels)
-    broken = sorted(data.rglob("*.png"))[3]
-    broken.write_bytes(b"no image")
-    failure = only_failure(small, {**node, "data-path": str(data)})
-    assert failure.check == "data"
-    assert failure.text == f"{str(broken)!r} is no readable image file"
-
-
-def test_an_unknown_class(small, node, tmp_path):
-    images, labels = images_of(OWN, 1)
-    data = write_parquet(tmp_path / "own.parquet", images, labels + 5)
-    failure = only_failure(small, {**node, "data-path": str(data)})
-    assert failure.check == "data"
-    assert "holds classes 5 to 14, allowed are 0 to 9" in failure.text
-
-
-def test_too_few_samples(small, node, tmp_path):
-    images, labels = images_of(OWN, 1)
-    data = write_image_folder(tmp_path / "few", images[:2], labels[:2])
-    assert (
-        "too few for the client-split" in only_failure(small, {**node, "data-path": str(data)}).text
-    )
-
-
-def test_an_unknown_model(small, node):
-    failure = only_failure(small, {**node, "model": "perceptron"})
-    assert failure.check == "model"
-    assert "model 'perceptron' is not one of" in failure.text
-
-
-def test_a_model_that_is_not_the_runs(small, node):
-    node["allow-methods"] = "fedavg"
-    failure = only_failure(small, node, strategy="fedavg", models="mlp")
-    assert "the node's model is lenet, and fedavg needs the run's, mlp" in failure.text
-
-
-def test_another_public_set(small, node):
-    failure = only_failure(small, node, **{"public-hash": "0" * 64})
-    assert failure.check == "public set"
-    assert failure.text.startswith("public-hash is ")
-
-
-def test_a_folder_that_cannot_be_written(small, node, tmp_path):
     (tmp_path / "file").write_text("")
-    failure = only_failure(small, {**node, "state-dir": str(tmp_path / "file" / "state")})
-    assert failure.check == "state-dir"
-    assert "Not a directory" in failure.text
-
-
-def test_a_misspelled_key_and_a_partition_out_of_range(small, node):
-    misspelt = only_failure(small, {**node, "datapath": "/data"})
-    assert "unknown datapath in the node's config; allowed are partition-id" in misspelt.text
-    for partition_id in (4, "1", None):
-        failure = only_failure(small, {**node, "partition-id": partition_id})
-        assert "it must be one of 0..3" in failure.text
-
-
-def test_keep_runs_is_a_number(small, node):
-    assert all(f.ok for f in check_node({**small, **OWN}, {**node, "keep-runs": 2}))
-    for value in (-1, "2"):
-        failure = only_failure(small, {**node, "keep-runs": value})
-        assert "it must be 0 or a number of runs" in failure.text
-
-
-def test_a_run_config_that_cannot_work(small, node):
-    failure = only_failure(small, node, strategy="kt-fpl")
-    assert failure.check == "run config"
+    write_image_folder(tmp_path / "few", images[:2], labels[:2])
+    write_image_folder(tmp_path / "broken", images, labels)
+    (tmp_path / "broken" / str(labels[3]) / "0003.png").write_bytes(b"no image")
+    write_parquet(tmp_path / "other", images, labels + 5)
+    for key, value in changes.items():
+        node[key] = value.replace("TMP", str(tmp_path)) if isinstance(value, str) else value
+    failure = only_failure(small, node, **asked)
+    assert failure.check == check and text in failure.text

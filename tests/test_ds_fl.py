@@ -12,9 +12,6 @@ def entropies(rows):
     return -(rows * np.log(rows)).sum(axis=-1)
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_the_teacher_of_two_clients_by_hand():
     first, second = [[0.9, 0.1, 0.0]], [[0.5, 0.2, 0.3]]
     plan = RunPlan(num_clients=2, num_classes=3, public_size=1)

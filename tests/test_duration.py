@@ -41,8 +41,6 @@ def test_a_short_run_is_not_announced(logged):
 
 
 class SlowClock:
-    """A clock that the clients of a run move forward."""
-
     def __init__(self):
         self.now = 0.0
 

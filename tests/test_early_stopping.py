@@ -62,15 +62,12 @@ def test_a_continued_run_stops_early_at_the_same_round(small, tmp_path):
     assert len(fedkd_flwr.resume(first.path, num_server_rounds=30).rounds) == 4
 
 
-def test_patience_needs_validation_data(small):
-    with pytest.raises(ConfigError, match="patience needs accuracy on validation"):
-        read_config({**small, "strategy": "local", "patience": 1, "client-split": "60/0/40"})
-
-
-def test_results_on_validation_data_need_some(small):
-    changes = {"evaluated-split": "validation", "client-split": "60/0/40"}
-    with pytest.raises(ConfigError, match="evaluated-split = validation needs accuracy on valid"):
-        read_config({**small, "strategy": "local", **changes})
+@pytest.mark.parametrize(
+    ("key", "value"), [("patience", 1), ("evaluated-split", "validation"), ("keep-best", True)]
+)
+def test_results_on_validation_data_need_some(key, value, small):
+    with pytest.raises(ConfigError, match=f"{key}.* needs accuracy on validation"):
+        read_config({**small, "strategy": "local", "client-split": "60/0/40", key: value})
 
 
 @pytest.mark.parametrize("strategy", ["local", "fedavg"])
@@ -92,7 +89,6 @@ def test_models_of_the_best_round_are_kept_beside_the_last(strategy, small, tmp_
             result = evaluate(load_model(files[n]), data.test_images, data.test_labels)
             assert result.correct / result.total == pytest.approx(rows[server_round, n])
         own = load_model(tmp_path / "models" / f"{n}.safetensors").state_dict()
-        for name, tensor in load_model(last[n]).state_dict().items():
-            assert torch.equal(own[name], tensor)
+        torch.testing.assert_close(own, load_model(last[n]).state_dict(), rtol=0, atol=0)
     if strategy == "local":
         assert best < 5  # else nothing above has been asked of an earlier round

@@ -8,12 +8,14 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from helpers import stopped
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import deployment, run_deployment, simulation
 from fedkd_flwr.engines.in_process import InProcessGrid
+from fedkd_flwr.runs import load_run
 from fedkd_flwr.server_app import serve
 from strategies.core.rounds import NEW_CLIENTS, Observer
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
@@ -33,8 +35,7 @@ def assert_same_numbers(simulated, here):
     assert simulated.description["data"] == here.description["data"]
     for column in ("accuracy_mean", "accuracy_std", "loss_mean", "numbers_up", "numbers_down"):
         assert list(simulated.rounds[column]) == list(here.rounds[column])
-    for name, matrix in here.matrices.items():
-        np.testing.assert_array_equal(simulated.matrices[name], matrix)
+    np.testing.assert_equal(simulated.matrices, here.matrices)
 
 
 def assert_same_new_clients(there, here):
@@ -169,6 +170,34 @@ def test_the_box_around_an_error_of_flower_is_not_the_error(small, monkeypatch):
         run_deployment(read_config(small), "", print)
 
 
+FAILING = """
+import fedkd_flwr
+from fedkd_flwr.clients.base import PersonalClient
+from strategies.local import Local
+
+
+class Failing(PersonalClient):
+    def train(self, received, server_round, phase):
+        if (server_round, self.partition_id) == (2, 1):
+            {}["mine"]
+        return super().train(received, server_round, phase)
+
+
+method = fedkd_flwr.register("failing", Local, Failing)
+"""
+
+
+@pytest.mark.slow
+def test_own_code_that_fails_stops_a_simulation(small, tmp_path, monkeypatch):
+    (tmp_path / "failing_method.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {**small, "strategy": "failing_method:method", "models": "mlp"}
+    said = r"Client 1 failed in own code: KeyError: 'mine' \(failing_method.py, line 10, in train\)"
+    with pytest.raises(RuntimeError, match=said):
+        fedkd_flwr.run(settings, engine="simulation", output_dir=tmp_path / "run")
+    assert len(load_run(tmp_path / "run").round_rows) == 1
+
+
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
@@ -220,14 +249,8 @@ def test_a_simulation_that_dies_early_is_not_mistaken_for_the_run_before(continu
 
 
 def test_a_round_that_a_simulation_repeats_is_told(continued, tmp_path):
-    def stop(row):
-        if row["round"] == 3:
-            raise KeyboardInterrupt
-
     settings, _, go_on = continued
-    path, told = tmp_path / "run", []
-    with pytest.raises(KeyboardInterrupt):
-        fedkd_flwr.run(settings, output_dir=path, on_round=stop)
+    path, told = stopped(settings, tmp_path / "run", last_round=3), []
     (path / "checkpoint" / "server.safetensors").unlink()
     assert go_on(path, REPEATS_A_ROUND, on_round=told.append).finished
     assert [row["round"] for row in told] == [3]
@@ -238,8 +261,6 @@ def test_a_round_that_a_simulation_repeats_is_told(continued, tmp_path):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Let this machine have some GPUs."""
-
     def have(number):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: number)

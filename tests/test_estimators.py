@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 import torch
 from helpers import breaking, run_with
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import RandomForestClassifier, VotingClassifier
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -45,13 +47,6 @@ def test_forests_and_networks_run_together(strategy, mixed, tmp_path):
     assert (last.loc[[1, 3], "accuracy"] > 0.5).all()  # four classes each
     assert last.loc[[1, 3], "gradient_steps"].tolist() == [0, 0]
     assert (last.loc[[0, 2], "gradient_steps"] > 0).all()
-
-
-@pytest.mark.parametrize("strategy", ["fd", "fedproto", "lg-fedavg", "feddf", "fml"])
-def test_methods_that_need_networks_refuse_in_one_line(strategy, mixed, tmp_path):
-    with pytest.raises(ConfigError, match=f"{strategy} needs networks, .* set strategy") as refused:
-        fedkd_flwr.run({**mixed, "strategy": strategy}, output_dir=tmp_path / "run")
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +166,23 @@ def test_pipelines_and_own_classes_are_passed_as_objects(small, tmp_path):
     assert last.loc[0, "model"].startswith("object:Pipeline_")
 
 
+IMPUTING = make_pipeline(SimpleImputer(), RandomForestClassifier(5))
+VOTING = VotingClassifier([("line", LogisticRegression()), ("bayes", GaussianNB())], voting="soft")
+
+
+@pytest.mark.usefixtures("no_object_is_left")
+@pytest.mark.parametrize("model", [IMPUTING, VOTING], ids=["imputing", "voting"])
+def test_estimators_made_of_others_are_sent_and_exported(model, small, tmp_path):
+    settings = {**small, "strategy": "kt-pfl", "num-clients": 2, "models": model}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run", models_dir=str(tmp_path / "models"))
+    last = run.clients[run.clients["round"] == 2].set_index("partition_id")
+    assert (last["accuracy"] > 0.5).all()  # four classes each
+    loaded = fedkd_flwr.load_model(tmp_path / "models/1.safetensors", model)
+    data = fedkd_flwr.client_data(run, 1)
+    right = loaded(data.test_images).argmax(dim=1) == data.test_labels
+    assert right.float().mean() == pytest.approx(last.loc[1, "accuracy"])
+
+
 BAD_ANSWERS = {
     "nan": r"returns the row \[nan",
     "scores": "its rows should be probabilities, which sum to one",
@@ -192,7 +204,8 @@ def test_what_is_no_probability_is_refused_before_the_run(answer, small, tmp_pat
 @pytest.mark.parametrize("answer", BAD_ANSWERS)
 def test_a_client_whose_estimator_fails_is_left_out(answer, small, tmp_path, caplog):
     settings = {**small, "strategy": "kt-pfl", "models": [Answering(answer, 4), "mlp"]}
-    run = fedkd_flwr.run({**settings, "num-clients": 2}, output_dir=tmp_path / "run")
+    settings |= {"num-clients": 2, "on-client-error": "drop"}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     assert run.rounds["replies"].tolist() == [1, 1]
     assert re.search(f"Dropped from this round: client 0, .*{BAD_ANSWERS[answer]}", caplog.text)
 

@@ -15,14 +15,13 @@ from examples import (
     own_data,
     own_fedrep,
     own_method,
-    own_parquet,
+    own_photos,
     own_series,
+    own_table,
     three_silos,
 )
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import flatten
-from fedkd_flwr.data.clients import client_indices
-from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images
 from fedkd_flwr.engines.doctor import check_node
 from fedkd_flwr.models.custom_models import checked_custom_model
@@ -82,13 +81,22 @@ def test_the_partition_of_the_example_is_uneven():
     assert sorted(np.concatenate(shares)) == list(range(100))
 
 
-def test_the_parquet_file_has_twelve_writers(tmp_path):
-    own_parquet.write_digits(str(tmp_path / "digits.parquet"))
-    dataset = f"folder:{tmp_path / 'digits.parquet'}"
-    settings = DataSettings(dataset=dataset, client_column="writer", held_out_size=0)
-    sizes = [len(indices) for indices in client_indices(DataPlan(settings, 12))]
-    assert sizes == [150] * 11 + [147]
-    assert load_images(dataset).images.shape == (1797, 1, 8, 8)
+def test_the_table_has_three_hospitals(tmp_path):
+    own_table.write_tumors(str(tmp_path / "tumors.csv"))
+    settings = {"dataset": f"folder:{tmp_path / 'tumors.csv'}", "client-column": "hospital"}
+    settings |= {"models": "mlp", "strategy": "fedavg", "device": "cpu"}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    assert run.config["num-clients"] == 3
+    # 63% have the more frequent class.
+    assert run.rounds["accuracy_mean"].iloc[-1] > 0.92
+
+
+def test_the_photos_are_those_of_three_sites(tmp_path):
+    own_photos.write_photos(str(tmp_path / "photos"))
+    found = load_images(f"clients:{tmp_path / 'photos'}")
+    assert (found.images.shape, found.classes) == ((1797, 1, 28, 28), 10)
+    assert np.bincount(found.owners.clients).tolist() == [599] * 3
+    assert found.owners.names == ("east", "north", "south")
 
 
 def test_the_comparison_of_the_example_can_be_repeated(small, tmp_path, monkeypatch):

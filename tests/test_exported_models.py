@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.cli import app
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.policy import TRUSTED_NODE
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import read_config
-from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.export import (
     exported_models,
     files,
@@ -25,7 +24,9 @@ from fedkd_flwr.export import (
     save_personalized_model,
 )
 from fedkd_flwr.export.predicting import files_at, predict
+from fedkd_flwr.training.loop import count_correct
 from strategies.core.versions import installed_versions
+from tests.disclosure import NormedNet
 from tests.stored_runs import SUPERNET
 
 CARD = {
@@ -101,16 +102,6 @@ def test_only_the_owner_reads_a_model_and_its_card(models):
     assert [file.stat().st_mode & 0o077 for file in (path, path.with_suffix(".json"))] == [0, 0]
 
 
-def test_classes_are_named_by_their_folders(tmp_path):
-    for name in ("x/ill", "x/healthy", "x/.hidden", "numbers/0", "numbers/1"):
-        (tmp_path / name).mkdir(parents=True)
-    assert class_names(str(tmp_path / "x"), 2) == ["healthy", "ill"]
-    assert class_names(str(tmp_path / "x"), 3) == []
-    assert class_names(str(tmp_path / "numbers"), 2) == []
-    assert class_names("", 2) == []
-    assert class_names("module:object", 2) == []
-
-
 def test_an_export_that_fails_leaves_the_model_before_it(models, monkeypatch):
     folder = round_folder(models / "ab12", 30)
     before = {file: file.read_bytes() for file in folder.iterdir()}
@@ -151,7 +142,7 @@ def test_a_node_of_its_own_operator_keeps_the_models_of_all_runs_and_rounds(
     flat = read_config({**small, **changes}).flat()
     node = {"partition-id": 0, "models-dir": str(tmp_path), **policy}
     client = client_of(small, context=Context(1, 1, node, RecordDict(), flat))
-    client.serve_evaluation(Request(server_round=30, is_last_round=is_last, run_id="ab12"))
+    client.session.serve_evaluation(Request(server_round=30, is_last_round=is_last, run_id="ab12"))
     cards = [str(card.relative_to(tmp_path)) for card in tmp_path.rglob("*.json")]
     assert cards == ([written] if written else [])
 
@@ -176,6 +167,29 @@ def test_new_images_are_prepared_as_in_training(models, tmp_path):
     assert status == 0
     assert output.splitlines()[0] == "file,class,probability"
     assert output.splitlines()[1].startswith(f"{folder / '0.png'},{expected[0]},0.")
+
+
+def test_new_images_are_turned_and_scaled_as_in_training(own, tmp_path):
+    """A photo that is to be turned, of 12 bits or drawn in the alpha channel: as its set was."""
+    wide = np.random.default_rng(0).integers(0, 4096, (90, 8, 8), dtype=np.uint16)
+    wide[0, 0, 0] = 4095
+    for n, pixels in enumerate(wide):
+        (tmp_path / f"photos/{n % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / f"photos/{n % 2}/{n:02d}.png")
+    settings = {**own, "dataset": f"folder:{tmp_path / 'photos'}", "strategy": "local"}
+    folders = {"models_dir": str(tmp_path / "models"), "output_dir": tmp_path / "run"}
+    fedkd_flwr.run(settings, **folders)
+    model = tmp_path / "models/0.safetensors"
+    assert json.loads(model.with_suffix(".json").read_text())["levels"]["white"] == 4095
+    upright = np.rint(wide[1] * (255 / 4095)).astype(np.uint8)
+    turned = Image.fromarray(np.ascontiguousarray(np.rot90(upright)))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "turned.png", exif=exif)
+    Image.fromarray(wide[1]).save(tmp_path / "wide.png")
+    Image.fromarray(upright).save(tmp_path / "upright.png")
+    files = [tmp_path / f"{name}.png" for name in ("upright", "turned", "wide")]
+    assert len({p.probability for p in predict(model, files)}) == 1
 
 
 def test_a_custom_model_predicts_if_its_builder_is_named(tmp_path):
@@ -206,19 +220,52 @@ def test_the_command_lists_models_of_all_runs(models):
     assert "ab12/round-000030" in lines[0] and "75.0%" in lines[0]
 
 
-@pytest.mark.parametrize("strategy", ["kt-pfl", "fedkma"])
-def test_exported_models_give_the_accuracy_on_their_cards(strategy, small, tmp_path):
-    models = {**SUPERNET, "max-samples": 150} if strategy == "fedkma" else {}
-    settings = {**small, **models, "strategy": strategy, "num-server-rounds": 1}
-    settings["models-dir"] = str(tmp_path / "models")
+NORMED = "tests.disclosure:NormedNet"
+PAIR = {"learning-rate": 0.05, "client-split": "40/10/50", "fedapen.adaptability-rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("kt-pfl", {}),
+        ("fedproto", {"safeguard": "choose"}),
+        ("fedkma", {**SUPERNET, "max-samples": 150}),
+        *((strategy, {"models": "mlp", "feature-width": 32}) for strategy in ("local", "fedavg")),
+        *(
+            (name, {f"{name}.predict": predict, f"{name}.feature-width": 12})
+            for name in ("fedproto", "fedtgp")
+            for predict in ("head", "prototype")
+        ),
+        *(
+            (name, {**PAIR, **changes})
+            for name in ("fedapen", "fedmrl")
+            for changes in (
+                {},
+                {"feature-width": 20} if name == "fedapen" else {"fedmrl.shared-width": 16},
+                {"models": f"mlp,{NORMED}", f"{name}.shared-model": NORMED},
+                {"safeguard": "blend"},
+                {"fine-tune-epochs": 1},
+            )
+        ),
+    ],
+)
+def test_exported_models_answer_as_they_were_evaluated(strategy, changes, small, tmp_path):
+    """Projections and shared models are in the file: nothing else is needed to predict."""
+    settings = {**small, **changes, "strategy": strategy, "models-dir": str(tmp_path / "models")}
     finished = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    for n in range(4):
-        model = fedkd_flwr.load_model(tmp_path / "models" / f"{n}.safetensors")
+    rows = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
+    counted = "safeguarded_correct" if "safeguard" in changes else "correct"
+    for n in (0, 1):
         card = json.loads((tmp_path / "models" / f"{n}.json").read_text())
+        shared = changes.get(f"{strategy}.shared-model", "mlp")
+        assert card["model"] == rows.loc[n, "model"] and card.get("shared-model", "mlp") == shared
+        model = load_model(
+            tmp_path / "models" / f"{n}.safetensors", NormedNet if NORMED in str(changes) else None
+        )
         data = fedkd_flwr.client_data(finished, n)
         with torch.inference_mode():
-            correct = (model(data.test_images).argmax(dim=1) == data.test_labels).sum()
-        assert int(correct) == card["metrics"]["correct"]
-        row = finished.clients.query(f"partition_id == {n} and round == 1").iloc[0]
-        assert row["correct"] == card["metrics"]["correct"]
-        assert card["model"] == row["model"]
+            found = count_correct(model(data.test_images), data.test_labels)
+        assert found.correct == rows.loc[n, counted]
+        if counted == "correct":
+            assert found.correct == card["metrics"]["correct"]
+            assert found.loss == pytest.approx(rows.loc[n, "loss"], rel=1e-3)

@@ -19,9 +19,6 @@ def small(small):
     return {**small, "strategy": "fd", "fd.gamma": 0.5, "cohort": "off"}
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_the_means_of_others_client_by_client():
     generator = np.random.default_rng(0)
     holds = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]])
@@ -71,9 +68,6 @@ def test_clients_send_what_they_predict_for_their_classes_and_get_the_others(sma
             np.testing.assert_allclose(sent, mean, atol=1e-5)
         counts = torch.bincount(labels, minlength=10)
         np.testing.assert_array_equal(witness.up[2, "train", n]["class-counts"], counts)
-
-
-# ---- Refusals ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

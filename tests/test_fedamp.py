@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from two_clients import CHANGES, assert_same_models, gradient, training_data, witnessed
+from two_clients import CHANGES, gradient, training_data, witnessed
 
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply
@@ -18,9 +18,6 @@ OWN = {"fedamp.attention-step": 0.4, "fedamp.sigma": 2.0, "fedamp.regularization
 @pytest.fixture
 def small(small):
     return {**small, **CHANGES, "strategy": "fedamp"}
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_mixtures_are_a_step_down_the_sum_of_attractions():
@@ -62,21 +59,6 @@ def test_clients_are_regularized_towards_their_mixtures(small, tmp_path):
         sent = (mixing @ ends).astype(np.float32)
 
 
-# ---- Limits --------------------------------------------------------------------------
-
-
-def test_equal_attention_equals_fedavg(small, tmp_path):
-    """A wide A, a third for each of three clients of equal sizes, and no proximal term."""
-    small |= {"partition": "iid", "num-clients": 3, "batch-size": 16, "num-server-rounds": 3}
-    alike = {"fedamp.sigma": 1e6, "fedamp.attention-step": 1e6 / 3}
-    run, finished = witnessed(
-        small, tmp_path / "run", **alike, **{"fedamp.regularization-weight": 0.0}
-    )
-    assert finished.clients["num_examples"].nunique() == 1
-    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
-    assert_same_models(run, fedavg, 1e-4)
-
-
 def test_without_attention_it_is_local(small, tmp_path):
     run, finished = witnessed(small, tmp_path / "run", **{"fedamp.sigma": 1e-4})
     np.testing.assert_array_equal(finished.matrices["attention"], [np.eye(2)] * 2)
@@ -105,9 +87,6 @@ def test_what_is_clipped_is_the_way_from_the_mixture():
     bounded = strategy.bounded(replies)
     assert all(bounded[n] is replies[n] for n in range(3))
     np.testing.assert_allclose(bounded[3].arrays["weights"], [start[0], 4], rtol=1e-6)
-
-
-# ---- State and settings --------------------------------------------------------------
 
 
 def test_a_client_that_was_absent_is_mixed_with_its_last_model(small, tmp_path):

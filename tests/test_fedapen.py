@@ -1,7 +1,5 @@
 """FedAPEN (Qin et al. 2023): the ensemble and its weight by hand, limits, exports and refusals."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,20 +9,16 @@ from torch import nn
 from torch.nn import functional
 from two_clients import (
     CHANGES,
-    Normed,
     assert_same_models,
     returned_weights,
     sizes_of,
     witnessed,
 )
 
-import fedkd_flwr
-from fedkd_flwr.clients.fedapen import slope_of
-
 AS_FML = {"fedapen.adaptability-share": 0.0, "fedapen.ensemble-weight": 0.0}
 """Settings with which both models learn as in FML, at twice its rate."""
 
-NORMED = "two_clients:Normed"
+NORMED = "tests.disclosure:NormedNet"
 
 
 @pytest.fixture
@@ -61,9 +55,6 @@ def trained(own, shared, weight, images, labels, rate, steps, mu):
             part - rate * slope for part, slope in zip((own, shared), slopes, strict=True)
         )
     return own.detach(), shared.detach()
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_two_rounds_of_two_clients_by_hand(small, tmp_path):
@@ -108,19 +99,10 @@ def test_two_rounds_of_two_clients_by_hand(small, tmp_path):
     assert (rows["gradient_steps"] == 2 + 3).all()
 
 
-def test_the_slope_of_lambda_is_that_of_autograd():
-    torch.manual_seed(0)
-    private, shared, labels = torch.randn(7, 4), torch.randn(7, 4), torch.randint(4, (7,))
-    weight = torch.tensor(0.3, requires_grad=True)
-    loss = functional.cross_entropy(weight * private + (1 - weight) * shared, labels)
-    loss.backward()
-    assert slope_of(0.3, private, shared, labels) == pytest.approx(float(weight.grad), rel=1e-5)
-
-
 def test_the_adaptability_set_trains_no_model(small):
     client = client_of({**small, "fedapen.adaptability-share": 0.3})
     kept, used = client.parts
-    total = client.num_examples
+    total = client.data.num_train
     assert len(kept) == int(0.3 * total)
     assert sorted([*kept.tolist(), *used.tolist()]) == list(range(total))
     batches = [images for images, _ in client.private_batches(1)]
@@ -134,8 +116,9 @@ def test_the_adaptability_set_trains_no_model(small):
 def test_the_adaptability_set_fine_tunes_no_model(small, monkeypatch):
     client = client_of({**small, "fedapen.adaptability-share": 0.3, "fine-tune-epochs": 2})
     seen = []
-    monkeypatch.setattr(client, "fine_tune", lambda optimizer, batches: seen.extend(batches))
-    client.fine_tune_for_evaluation(1)
+    see = lambda model, loss, optimizer, batches: seen.extend(batches)  # noqa: E731
+    monkeypatch.setattr("fedkd_flwr.clients.evaluating.train_on", see)
+    client.session.prepared({}, 1)
     kept, used = client.parts
     assert sum(len(labels) for _, labels in seen) == 2 * len(used)
     images, own = torch.cat([images for images, _ in seen]), client.data.train_images
@@ -145,11 +128,8 @@ def test_the_adaptability_set_fine_tunes_no_model(small, monkeypatch):
 @pytest.mark.parametrize(("total", "kept"), [(1, 0), (2, 0), (3, 1), (30, 1), (100, 5)])
 def test_two_samples_are_left_to_train(total, kept, small, monkeypatch):
     client = client_of(small)
-    monkeypatch.setattr(type(client), "num_examples", total)
+    monkeypatch.setattr(type(client.data), "num_train", total)
     assert [len(part) for part in client.parts] == [kept, total - kept]
-
-
-# ---- Limits --------------------------------------------------------------------------
 
 
 def test_without_the_ensemble_both_models_learn_as_in_fml_bit_for_bit(small, tmp_path):
@@ -160,53 +140,6 @@ def test_without_the_ensemble_both_models_learn_as_in_fml_bit_for_bit(small, tmp
     fml, expected = witnessed(small, tmp_path / "fml", strategy="fml", **{"learning-rate": 0.04})
     assert_same_models(fedapen, fml)
     assert list(finished.clients["loss"]) == list(expected.clients["loss"])
-
-
-def test_with_lambda_0_all_clients_use_the_shared_model(small, tmp_path):
-    small |= {**AS_FML, "fedapen.private-weight": 0.0}
-    run, finished = witnessed(small, tmp_path / "run")
-    for n in (0, 1):
-        data = client_of(small, n).data
-        weights = torch.from_numpy(np.array(run.down[2, "evaluate", n]["weights"]))
-        loss = functional.cross_entropy(
-            logits_of(weights, data.test_images.flatten(1)), data.test_labels
-        )
-        rows = finished.clients.query(f"round == 2 and partition_id == {n}")
-        assert rows["loss"].item() == pytest.approx(float(loss), abs=1e-5)
-
-
-# ---- Exports and batch normalization -------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"models": "mlp,lenet"},
-        {"models": "mlp,lenet", "feature-width": 20},
-        {"models": f"mlp,{NORMED}", "fedapen.shared-model": NORMED},
-        {"models": "mlp,lenet", "client-split": "40/10/50", "safeguard": "blend"},
-        {"models": "mlp,lenet", "fine-tune-epochs": 1},
-    ],
-)
-def test_exported_models_answer_as_they_were_evaluated(changes, small, tmp_path):
-    folder = tmp_path / "models"
-    small |= {"learning-rate": 0.05, "fedapen.adaptability-rate": 0.5, "models-dir": str(folder)}
-    finished = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
-    counted = "safeguarded_correct" if "safeguard" in changes else "correct"
-    rows = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
-    for n in (0, 1):
-        card = json.loads((folder / f"{n}.json").read_text())
-        assert card["shared-model"] == changes.get("fedapen.shared-model", "mlp")
-        model = fedkd_flwr.load_model(
-            folder / f"{n}.safetensors", Normed if "Normed" in str(changes) else None
-        )
-        data = fedkd_flwr.client_data(finished, n)
-        with torch.inference_mode():
-            logits = model(data.test_images)
-        assert int((logits.argmax(dim=1) == data.test_labels).sum()) == rows.loc[n, counted]
-        if counted == "correct":
-            loss = float(functional.cross_entropy(logits, data.test_labels))
-            assert loss == pytest.approx(rows.loc[n, "loss"], abs=1e-5)
 
 
 def test_lambda_is_learned_with_the_statistics_of_an_evaluation(small):
@@ -234,9 +167,6 @@ def fedkd_vectors(model):
     from fedkd_flwr.models.vectors import model_vectors
 
     return {kind: np.array(vector) for kind, vector in model_vectors(model).items()}
-
-
-# ---- Refusals ------------------------------------------------------------------------
 
 
 def test_a_lambda_outside_of_its_interval_is_refused(small, tmp_path):

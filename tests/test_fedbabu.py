@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import trained
 from helpers import Witness, client_of, run_with
 from two_clients import (
+    BODY,
     CHANGES,
+    assert_rounds,
     gradient,
     loss_on_test_data,
-    sizes_of,
     training_data,
     witnessed,
 )
@@ -19,24 +21,18 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.training.losses import cross_entropy
 
-BODY = 785 * 100
-"""Numbers of the mlp's hidden layer, which come first in its vector."""
-
 
 @pytest.fixture
 def small(small):
     return {**small, **CHANGES, "strategy": "fedbabu", "fedbabu.epochs": 2}
 
 
-def initial_weights(small, partition_id=0):
-    return model_vectors(client_of(small, partition_id).new_model())["weights"].copy()
+def initial_weights(small):
+    return model_vectors(client_of(small).session.new_model())["weights"].copy()
 
 
 def whole(client):
     return model_vectors(client.model)["weights"].copy()
-
-
-# ---- The losses ----------------------------------------------------------------------
 
 
 def test_each_loss_has_the_gradient_of_the_cross_entropy_for_its_part_alone(small):
@@ -48,11 +44,7 @@ def test_each_loss_has_the_gradient_of_the_cross_entropy_for_its_part_alone(smal
         found[loss] = [parameter.grad for parameter in model.parameters()]
     whole, head, body = found.values()
     assert head[:2] == [None, None] and body[2:] == [None, None]
-    for part, expected in zip([*body[:2], *head[2:]], whole, strict=True):
-        torch.testing.assert_close(part, expected)
-
-
-# ---- Federated training --------------------------------------------------------------
+    torch.testing.assert_close([*body[:2], *head[2:]], whole)
 
 
 @pytest.mark.parametrize("cohort", ["off", "on"])
@@ -60,31 +52,21 @@ def test_bodies_are_trained_and_averaged_below_the_initial_head(cohort, small, t
     """In each round the server sends the mean of the last bodies, weighted by training samples."""
     small |= {"cohort": cohort, "fedbabu.part": "full"}
     run, finished = witnessed(small, tmp_path / "run")
-    shares = sizes_of(small) / sizes_of(small).sum()
-    assert shares[0] != shares[1]
-    body, head = np.split(initial_weights(small), [BODY])
+    first, head = np.split(initial_weights(small), [BODY])
+    np.testing.assert_array_equal(run.down[1, "train", 0]["weights"], first)
+
+    def end_of(body, n):
+        weights = np.concatenate([body, head])
+        for _ in range(3):
+            weights[:BODY] -= np.float32(0.2) * gradient(weights, *training_data(small, n))[:BODY]
+        return weights[:BODY]
+
+    assert_rounds(run, small, end_of)
     losses = finished.clients.set_index(["round", "partition_id"])["loss"]
-    for t in (1, 2):
-        ends = []
-        for n in (0, 1):
-            np.testing.assert_allclose(run.down[t, "train", n]["weights"], body, atol=2e-6)
-            weights = np.concatenate([body, head])
-            for _ in range(3):
-                step = gradient(weights, *training_data(small, n))[:BODY]
-                weights[:BODY] -= np.float32(0.2) * step
-            assert run.up[t, "train", n]["weights"].shape == (BODY,)
-            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights[:BODY], atol=2e-6)
-            assert np.abs(weights[:BODY] - body).max() > 1e-3
-            ends.append(weights[:BODY])
-        body = (shares @ ends).astype(np.float32)
-        for n in (0, 1):
-            np.testing.assert_allclose(run.down[t, "evaluate", n]["weights"], body, atol=2e-6)
-            weights = np.concatenate([body, head])
-            for _ in range(2):
-                step = gradient(weights, *training_data(small, n))
-                weights = weights - np.float32(0.2) * step
-            expected = loss_on_test_data(weights, small, n)
-            assert losses[t, n] == pytest.approx(expected, abs=1e-5)
+    for t, n in ((1, 0), (1, 1), (2, 0), (2, 1)):
+        body = run.down[t, "evaluate", n]["weights"]
+        tuned = trained(np.concatenate([body, head]), *training_data(small, n), steps=2)
+        assert losses[t, n] == pytest.approx(loss_on_test_data(tuned, small, n), abs=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{}, {"weight-decay": 0.1, "momentum": 0.9}])
@@ -104,12 +86,12 @@ def test_all_clients_have_the_head_of_the_servers_initial_model(weights, small, 
     """It belongs to the body that the server sends first, whatever `initial-weights` says."""
     small |= {"initial-weights": weights, "num-server-rounds": 1}
     run, _ = witnessed(small, tmp_path / "run")
-    first, second = (initial_weights(small, n) for n in (0, 1))
-    np.testing.assert_array_equal(first, second)
-    np.testing.assert_array_equal(run.down[1, "train", 0]["weights"], first[:BODY])
-
-
-# ---- Fine-tuning ---------------------------------------------------------------------
+    expected = initial_weights({**small, "initial-weights": "common"})
+    for n in (0, 1):
+        client, received = client_of(small, n), run.down[1, "train", n]
+        client.receive_model(received)
+        np.testing.assert_array_equal(received["weights"], expected[:BODY])
+        np.testing.assert_array_equal(whole(client), expected)
 
 
 @pytest.mark.parametrize(
@@ -118,57 +100,42 @@ def test_all_clients_have_the_head_of_the_servers_initial_model(weights, small, 
 def test_fine_tuning_moves_the_chosen_part_alone_by_its_gradient(part, moved, small):
     client = client_of({**small, "fedbabu.part": part})
     before = initial_weights(small)
-    client.prepare_evaluation({"weights": before[:BODY]}, 1)
-    client.fine_tune_for_evaluation(1)
+    client.session.prepared({"weights": before[:BODY]}, 1)
     free = np.repeat(np.array(moved, np.float32), [BODY, len(before) - BODY])
     expected = before
     for _ in range(2):
         step = free * gradient(expected, *training_data(small, 0))
         expected = expected - np.float32(0.2) * step
     np.testing.assert_allclose(whole(client), expected, atol=2e-6)
-    for after, start, is_free in zip(
-        np.split(whole(client), [BODY]), np.split(before, [BODY]), moved, strict=True
-    ):
-        assert (after != start).any() == is_free
+    changed = whole(client) != before
+    assert [part.any() for part in np.split(changed, [BODY])] == [*moved]
 
 
 def test_fine_tuning_changes_neither_training_nor_what_is_sent(small, tmp_path):
     """The next round starts from the average and the initial head."""
     one, few = witnessed(small, tmp_path / "one", **{"fedbabu.epochs": 1})
     other, many = witnessed(small, tmp_path / "other", **{"fedbabu.epochs": 4})
-    for key, arrays in one.up.items():
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(array, other.up[key][name])
+    np.testing.assert_equal(one.up, other.up)
     assert list(few.clients["fine_tuning_steps"]) == [1] * 4
     assert list(many.clients["fine_tuning_steps"]) == [4] * 4
     assert (few.clients["loss"] != many.clients["loss"]).all()
-
-
-# ---- Limits --------------------------------------------------------------------------
 
 
 def test_fine_tuning_the_whole_initial_model_is_the_training_of_local(small):
     """Before round 1 the body is the initial one, as under `local`."""
     client = client_of(small)
     before = initial_weights(small)
-    client.prepare_evaluation({"weights": before[:BODY]}, 1)
-    client.fine_tune_for_evaluation(1)
+    client.session.prepared({"weights": before[:BODY]}, 1)
     local = client_of({**small, "strategy": "local", "local-epochs": 2})
     local.train({}, 1, "train")
     np.testing.assert_allclose(whole(client), whole(local), atol=2e-6)
 
 
-# ---- State ---------------------------------------------------------------------------
-
-
 def test_a_client_keeps_neither_its_model_nor_momentum(small, tmp_path):
     _, grid = run_with(Witness(), {**small, "momentum": 0.9}, tmp_path / "run")
     client = client_of(small, 0, grid.contexts[0])
-    assert client.memory.load("model") is None
-    assert not client.memory.load("optimizer")
-
-
-# ---- What is refused -----------------------------------------------------------------
+    assert client.session.memory.load("model") is None
+    assert not client.session.memory.load("optimizer")
 
 
 def test_a_model_of_one_layer_is_refused(small, tmp_path):

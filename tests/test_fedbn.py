@@ -6,7 +6,7 @@ import torch
 from helpers import names_in_state
 from torch import nn
 from torch.nn import functional
-from two_clients import CHANGES, returned_weights, training_data, witnessed
+from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, model_vectors
@@ -16,7 +16,6 @@ HIDDEN = 8
 
 
 def normalized(shape, classes):
-    """Return a network with one layer of batch normalization."""
     size = int(np.prod(shape))
     return nn.Sequential(
         nn.Flatten(),
@@ -44,8 +43,7 @@ def test_vectors_without_batch_normalization_leave_it_out():
     assert np.isin(expected.numpy(), vectors["weights"]).all()
     before = copied_state(model[2])
     fill_from_vectors(model, {"weights": vectors["weights"] + 1}, WITHOUT_BATCH_NORM)
-    for name, tensor in model[2].state_dict().items():
-        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+    torch.testing.assert_close(copied_state(model[2]), before, rtol=0, atol=0)
 
 
 def loss_by_hand(shared, own, images, labels):
@@ -62,26 +60,19 @@ def loss_by_hand(shared, own, images, labels):
 def test_two_rounds_by_hand(small, tmp_path):
     """Scales and shifts continue where the client left them; the rest continues from the mean."""
     run, _ = witnessed(small, tmp_path / "run")
-    back, sizes = returned_weights(run), []
     owns = [[torch.ones(HIDDEN), torch.zeros(HIDDEN)] for _ in (0, 1)]
-    for t in (1, 2):
-        ends = []
-        for n in (0, 1):
-            images, labels = training_data(small, n)
-            shared = torch.from_numpy(np.array(run.down[t, "train", n]["weights"]))
-            parts = [shared, *owns[n]]
-            for _ in range(3):
-                parts = [part.detach().requires_grad_() for part in parts]
-                loss = loss_by_hand(parts[0], parts[1:], images, labels)
-                steps = torch.autograd.grad(loss, parts)
-                parts = [p.detach() - 0.2 * s for p, s in zip(parts, steps, strict=True)]
-            np.testing.assert_allclose(back[t, n], parts[0].numpy(), atol=2e-5)
-            owns[n] = parts[1:]
-            ends.append(parts[0].numpy())
-            sizes.append(len(labels))
-        shares = np.array(sizes[:2]) / sum(sizes[:2])
-        sent = run.down[t, "evaluate", 0]["weights"]
-        np.testing.assert_allclose(sent, shares @ ends, atol=2e-5)
+
+    def end_of(sent, n):
+        parts = [torch.from_numpy(np.array(sent)), *owns[n]]
+        for _ in range(3):
+            parts = [part.detach().requires_grad_() for part in parts]
+            loss = loss_by_hand(parts[0], parts[1:], *training_data(small, n))
+            steps = torch.autograd.grad(loss, parts)
+            parts = [p.detach() - 0.2 * s for p, s in zip(parts, steps, strict=True)]
+        owns[n] = parts[1:]
+        return parts[0].numpy()
+
+    assert_rounds(run, small, end_of, atol=2e-5)
 
 
 def test_nothing_of_batch_normalization_travels(small, tmp_path):

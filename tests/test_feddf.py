@@ -58,9 +58,6 @@ def distilled(average, models, images, rate, steps):
     return weights.detach().numpy()
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_the_mean_of_the_models_is_distilled_from_the_mean_of_their_logits(two, tmp_path):
     two |= {"feddf.distillation-steps": 3, "feddf.distillation-learning-rate": 0.01}
     witness, _ = witnessed(two, tmp_path / "run")
@@ -118,9 +115,6 @@ def test_an_architecture_without_replies_learns_from_the_others(small, tmp_path)
     assert not np.array_equal(after, initial)
 
 
-# ---- What must not enter -------------------------------------------------------------
-
-
 def test_predictions_that_are_no_numbers_leave_the_ensemble():
     good = {n: np.full((2, 3), float(n), dtype=np.float32) for n in (0, 2)}
     bad = {1: np.array([[0, np.nan, 0], [0, 0, 0]], dtype=np.float32)}
@@ -169,9 +163,6 @@ def test_updates_are_clipped_within_their_architecture():
     np.testing.assert_allclose(bounded[4].arrays["weights"], 5)
 
 
-# ---- pFedDF --------------------------------------------------------------------------
-
-
 def test_pfeddf_is_feddf_that_clients_fine_tune_before_they_are_evaluated(two, tmp_path):
     feddf, plain = witnessed(two, tmp_path / "feddf")
     pfeddf, tuned = witnessed(two, tmp_path / "pfeddf", strategy="pfeddf", **{"pfeddf.epochs": 2})
@@ -180,13 +171,10 @@ def test_pfeddf_is_feddf_that_clients_fine_tune_before_they_are_evaluated(two, t
     for n in (0, 1):
         weights = trained(pfeddf.down[2, "evaluate", n]["weights"], *training_data(two, n), steps=2)
         client = client_of({**two, "strategy": "fedavg"}, n)
-        expected = client.evaluate_model({"weights": weights}, 2).metrics["loss"]
+        expected = client.session.evaluate_model({"weights": weights}, 2).metrics["own-test-loss"]
         losses = [run.clients.query("round == 2")["loss"].iloc[n] for run in (plain, tuned)]
         assert losses[1] == pytest.approx(expected, abs=1e-5)
         assert losses[0] != pytest.approx(expected, abs=1e-3)
-
-
-# ---- Settings ------------------------------------------------------------------------
 
 
 def test_only_the_server_needs_the_public_set():

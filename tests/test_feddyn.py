@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 from helpers import Witness, breaking, raising, replacing, run_with
-from two_clients import CHANGES, gradient, returned_weights, training_data, witnessed
+from two_clients import (
+    CHANGES,
+    assert_same_models,
+    gradient,
+    returned_weights,
+    training_data,
+    witnessed,
+)
 
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.client_info import ClientInfo
@@ -68,9 +75,7 @@ def test_clients_of_the_first_round_are_fedprox_bit_for_bit(small, tmp_path):
     proximal, _ = witnessed(
         {**small, "strategy": "fedprox", "fedprox.mu": 0.4}, tmp_path / "fedprox"
     )
-    ours, theirs = returned_weights(dynamic), returned_weights(proximal)
-    for key, weights in ours.items():
-        np.testing.assert_array_equal(weights, theirs[key])
+    assert_same_models(dynamic, proximal)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import trained
 from flwr.app import Array
 from helpers import breaking, client_of, replacing, run_with
 from two_clients import (
     CHANGES,
     assert_same_models,
-    gradient,
     loss_of,
     training_data,
     witnessed,
@@ -38,9 +38,6 @@ def gains_by_hand(start, candidates, flat, n):
         for candidate, distance in zip(candidates, distances, strict=True)
     ]
     return np.array(gains)
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_clients_move_towards_models_with_lower_validation_loss(small, tmp_path):
@@ -73,9 +70,7 @@ def test_clients_move_towards_models_with_lower_validation_loss(small, tmp_path)
                 if weights.any():
                     pairs = zip(weights / weights.sum(), candidates, strict=True)
                     starts[n] = np.float32(sum(w * candidate for w, candidate in pairs))
-            weights = starts[n]
-            for _ in range(3):
-                weights = weights - np.float32(0.2) * gradient(weights, *training_data(small, n))
+            weights = trained(starts[n], *training_data(small, n), steps=3)
             returned = run.up[t, "train", n]["weights"]
             np.testing.assert_allclose(returned, weights, atol=1e-5)
             models[n] = returned
@@ -105,19 +100,14 @@ def test_usable_models_get_equal_weights_if_the_own_loss_is_not_finite(own_loss)
 
 def test_a_client_without_a_finite_loss_continues_from_the_received_models(small):
     client = client_of(small)
-    others = [model_vectors(client_of(small, n).new_model())["weights"] for n in (1, 2)]
+    others = [model_vectors(client_of(small, n).session.new_model())["weights"] for n in (1, 2)]
     fill_from_vectors(client.model, {"weights": others[0] * np.float32(1e30)})
-    client.memory.save_model("model", client.model)
+    client.session.memory.save_model("model", client.model)
     call = {"names": ["0/weights", "1/weights"], "server-round": 2, "phase": "train"}
     (returned, gains), _, _ = client.fit(others, call)
     np.testing.assert_array_equal(gains, [1, 1, 0, 0, 0])
-    expected = (others[0] + others[1]) / 2
-    for _ in range(3):
-        expected = expected - np.float32(0.2) * gradient(expected, *training_data(small, 0))
+    expected = trained((others[0] + others[1]) / 2, *training_data(small, 0), steps=3)
     np.testing.assert_allclose(returned, expected, atol=3e-6)
-
-
-# ---- Whom the server sends -----------------------------------------------------------
 
 
 def test_the_server_sends_the_best_and_in_some_places_random_ones():
@@ -158,9 +148,6 @@ def test_gains_that_are_no_numbers_drop_the_reply(small, tmp_path):
     assert "gains-of-others" in failures.loc[1][1]
     assert failures.loc[2][[0, 2]].isna().all()
     assert not finished.matrices["affinities"][:, 1].any()
-
-
-# ---- Limits, state and settings ------------------------------------------------------
 
 
 def test_a_single_client_is_local_from_the_initial_model(small, tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import LAYERS
+from by_hand import parts_of
 from helpers import breaking, client_of, replacing, run_with
 from torch import nn
 from torch.nn import functional
@@ -26,7 +26,6 @@ def generator_in(message):
 
 
 def features_of(g, classes, noise):
-    """Return generated features, sample by sample."""
     rows = []
     for k, e in zip(classes, noise, strict=True):
         entering = torch.cat([e, torch.eye(10)[k]])
@@ -48,8 +47,7 @@ def test_the_second_round_of_a_client_by_hand(small, tmp_path):
     for _ in range(3):
         weights.requires_grad_()
         classes, noise = next(batches)
-        parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
-        w1, b1, w2, b2 = (part.view(shape) for part, shape in zip(parts, LAYERS, strict=True))
+        w1, b1, w2, b2 = parts_of(weights)
         logits = torch.relu(images @ w1.T + b1) @ w2.T + b2
         own = functional.cross_entropy(logits, client.data.train_labels)
         guessed = features_of(g, classes, noise) @ w2.T + b2

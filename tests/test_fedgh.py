@@ -16,9 +16,6 @@ def small(small):
     return {**small, "strategy": "fedgh", "fedgh.feature-width": 12}
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def torch_step(weight, bias, features, classes, rate):
     weight, bias = (torch.tensor(value, requires_grad=True) for value in (weight, bias))
     logits = torch.tensor(features) @ weight.T + bias

@@ -2,14 +2,15 @@
 
 import json
 import operator
-from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL
 from helpers import (
+    GENOTYPE,
+    SMALLEST_SUPERNET,
+    SUPERNET_OPERATIONS,
     Witness,
     breaking,
     client_of,
@@ -24,23 +25,19 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr import plots
 from fedkd_flwr.analysis.genotypes import client_genotypes
-from fedkd_flwr.clients.fedkma import FedKMAClient
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.clients.supernets import split_parameters
-from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
+from fedkd_flwr.config import read_config
+from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_model
 from fedkd_flwr.training import optimizers
-from fedkd_flwr.training.cohort import cohort_key, train_together
 from fedkd_flwr.training.loop import (
     DivergedError,
-    backpropagate,
     predict_logits,
     refresh_statistics,
 )
-from fedkd_flwr.training.regularizers import parameters_of
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError
 from strategies.fedkma import (
@@ -51,33 +48,21 @@ from strategies.fedkma import (
     FedKMASettings,
     irrelevancy,
     sharing_row,
+    with_absent,
 )
-from strategies.parameters import mix_models
-
-OPERATIONS = "none,skip_connect,max_pool_3x3,sep_conv_3x3"
-FIXED = {
-    "normal": [[["skip_connect", 0], ["sep_conv_3x3", 1]]],
-    "reduce": [[["max_pool_3x3", 0], ["sep_conv_3x3", 1]]],
-}
 
 
 def smallest(small):
-    """Return a run config with the smallest supernet."""
     return {
         **small,
+        **SMALLEST_SUPERNET,
         "strategy": "fedkma",
-        "models": "darts",
         "public-dataset": "none",
         "max-samples": 150,
         "client-split": "75/0/25",
         "num-clients": 3,
         "classes-per-client": 4,
         "learning-rate": 0.02,
-        "supernet-channels": 2,
-        "supernet-cells": 3,
-        "supernet-nodes": 1,
-        "supernet-stem-stride": 2,
-        "supernet-operations": OPERATIONS,
         "fedkma.alpha-share": 0.5,
     }
 
@@ -85,14 +70,6 @@ def smallest(small):
 @pytest.fixture
 def tiny(small):
     return smallest(small)
-
-
-@pytest.fixture(scope="module")
-def watched_run(tmp_path_factory):
-    """The messages of a run of two rounds, and the run."""
-    witness = Witness()
-    finished, _ = run_with(witness, smallest(SMALL), tmp_path_factory.mktemp("watched") / "run")
-    return witness, finished
 
 
 def first_client(flat, partition_id=0):
@@ -144,6 +121,41 @@ def test_h_and_m_equal_loops_with_absent_classes(seed, weight):
     assert row.sum() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("absent", ["uniform", "excluded", "farthest"])
+def test_absent_classes_count_as_the_setting_says(absent):
+    """Pair by pair: giver 2 has one of the receiver's two classes, giver 3 none of them."""
+    logits = np.random.default_rng(0).normal(scale=3, size=(4, 3, 3))
+    flags = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1], [0, 0, 1]])
+    h, labels = irrelevancy(logits, flags, 0.5), np.array([0.3, 0.7, 0.0])
+    distances = []
+    for j in range(4):
+        total, counted = 0.0, 0.0
+        for k in (0, 1):
+            if flags[j, k] or absent == "uniform":
+                total, counted = total + labels[k] * h[0, j, k], counted + labels[k]
+            elif absent == "farthest":
+                total, counted = total + labels[k] * h[:, :, k].max(), counted + labels[k]
+        distances.append(total / counted if counted else np.inf)
+    expected = np.exp(-np.array(distances))
+    row = sharing_row(with_absent(h, flags, absent)[0], labels)
+    np.testing.assert_allclose(row, expected / expected.sum(), rtol=1e-9)
+
+
+def test_lambda_one_is_the_sharpest_unless_absent_classes_count_as_uniform():
+    """Fig. 8, two groups without common classes: their contrast is at most K if uniform."""
+    flags = np.repeat([[1, 1, 0, 0], [0, 0, 1, 1]], 2, axis=0)
+    logits = 8 * np.eye(4) + 0.3 * np.random.default_rng(0).normal(size=(4, 4, 4))
+    labels, contrasts = np.array([0.5, 0.5, 0.0, 0.0]), {}
+    for absent in ("uniform", "excluded", "farthest"):
+        h = [with_absent(irrelevancy(logits, flags, w), flags, absent) for w in (0.1, 0.5, 1.0)]
+        rows = [sharing_row(of_weight[0], labels) for of_weight in h]
+        contrasts[absent] = [row[1] / max(row[2], 1e-9) for row in rows]
+    assert contrasts["uniform"] == sorted(contrasts["uniform"], reverse=True)
+    assert max(contrasts["uniform"]) < 4
+    assert contrasts["farthest"] == sorted(contrasts["farthest"])
+    assert contrasts["farthest"][-1] > 50 and min(contrasts["excluded"]) > 1e6
+
+
 def test_a_case_by_hand():
     """Two clients of two classes; client 0 holds class 0 alone and is sure of it at 3:1."""
     logits = np.zeros((2, 2, 2))
@@ -189,25 +201,6 @@ def test_rows_survive_distances_of_any_size(as_printed):
     assert row.sum() == pytest.approx(1)
 
 
-def test_mixing_equals_loops():
-    rng = np.random.default_rng(1)
-    models = [
-        {
-            "weights": rng.normal(size=12).astype(np.float32),
-            "alphas": rng.normal(size=4).astype(np.float32),
-        }
-        for _ in range(3)
-    ]
-    sharing = rng.dirichlet(np.ones(3), size=2)
-    mixed = mix_models(sharing, models)
-    assert mixed.keys() == models[0].keys()
-    for kind, rows in mixed.items():
-        assert rows.dtype == np.float32
-        for row, values in zip(sharing, rows, strict=True):
-            expected = sum(m * given[kind] for m, given in zip(row, models, strict=True))
-            np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_class_means_equal_loops_and_count_absent_classes():
     torch.manual_seed(0)
     logits, labels = torch.randn(9, 4), torch.tensor([0, 0, 1, 3, 3, 3, 1, 0, 0])
@@ -219,31 +212,6 @@ def test_class_means_equal_loops_and_count_absent_classes():
 
 
 # ---- The search on a client ----------------------------------------------------------------
-
-
-def test_alpha_and_omega_take_turns_and_each_step_moves_its_own_parameters_alone(tiny):
-    client = first_client({**tiny, "momentum": 0.9, "weight-decay": 0.1, "local-epochs": 1})
-    alphas, omegas = split_parameters(client.model)
-    assert len(alphas) == 2
-    assert len(alphas) + len(omegas) == len(list(client.model.parameters()))
-    before, moved = parameters_of(client.model), []
-
-    def watched(model, loss, batch, parameters):
-        """Note which parameters the step before this one has moved."""
-        pairs = zip(model.named_parameters(), before, strict=True)
-        moved.append({name for (name, new), old in pairs if not torch.equal(new, old)})
-        before[:] = parameters_of(model)
-        return backpropagate(model, loss, batch, parameters)
-
-    job = first_job(client.search, 1)
-    replace(job, gradients=watched).run()
-    names = {name for name, _ in client.model.named_parameters()}
-    of_alpha = {"alpha_normal", "alpha_reduce"}
-    assert moved[0] == set()
-    assert all(step == of_alpha for step in moved[1::2])
-    # Momentum and weight decay would also move what has no gradient of this step.
-    assert all(step == names - of_alpha for step in moved[2::2])
-    assert len(moved) == 2 * -(-len(client.search_samples()[0]) // client.run.training.batch_size)
 
 
 def test_the_alpha_half_never_enters_an_omega_step(tiny):
@@ -261,26 +229,9 @@ def test_the_alpha_half_never_enters_an_omega_step(tiny):
     training = {image.numpy().tobytes() for image in client.data.train_images}
     assert omega | alpha <= training
     # Each epoch goes through the whole omega half.
-    assert len(omega) == client.num_examples // 2
+    assert len(omega) == client.data.num_train // 2
     assert len(seen["omega"]) == 2 * 3 * len(omega)
     assert len(alpha) > len(omega) // 2
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_searches_side_by_side_equal_searches_alone(share, tiny):
-    """Clients hold different numbers of samples, so their last batches differ in size."""
-    changes = {"momentum": 0.9, "weight-decay": 0.01, "fedkma.alpha-share": share}
-    tiny = {key: value for key, value in tiny.items() if key != "classes-per-client"}
-    tiny |= {**changes, "partition": "dirichlet", "alpha": 1.0}
-    alone, beside = ([first_client(tiny, n) for n in range(3)] for _ in range(2))
-    assert len({client.num_examples for client in alone}) > 1
-    expected = [client.search(1) for client in alone]
-    jobs = [first_job(client.search, 1) for client in beside]
-    assert len({cohort_key(job) for job in jobs}) == 1 and cohort_key(jobs[0]) is not None
-    assert train_together(jobs) == pytest.approx(expected, rel=1e-3)
-    for one, other in zip(alone, beside, strict=True):
-        for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
 
 
 def test_statistics_are_refreshed_for_the_final_weights(tiny):
@@ -350,19 +301,19 @@ def test_a_setting_selects_the_statistics_for_evaluation(small, statistics, are_
 def test_the_share_for_alpha_is_what_omega_does_not_see(tiny, share):
     client = first_client({**tiny, "fedkma.alpha-share": share})
     for_omega, for_alpha = client.search_samples()
-    assert sorted([*for_omega.tolist(), *for_alpha.tolist()]) == list(range(client.num_examples))
-    assert len(for_alpha) == pytest.approx(share * client.num_examples, abs=1)
+    assert sorted([*for_omega.tolist(), *for_alpha.tolist()]) == list(range(client.data.num_train))
+    assert len(for_alpha) == pytest.approx(share * client.data.num_train, abs=1)
 
 
 def test_without_a_share_both_see_all_samples(tiny):
     client = first_client({**tiny, "fedkma.alpha-share": 0.0})
-    everything = list(range(client.num_examples))
+    everything = list(range(client.data.num_train))
     assert [part.tolist() for part in client.search_samples()] == [everything, everything]
 
 
 def test_a_search_needs_two_samples(tiny, monkeypatch):
     client = first_client(tiny)
-    monkeypatch.setattr(FedKMAClient, "num_examples", 1)
+    monkeypatch.setattr(ClientData, "num_train", 1)
     with pytest.raises(ValueError, match="at least 2 training samples"):
         client.search(1)
 
@@ -376,105 +327,19 @@ def test_a_search_whose_last_step_overflows_has_diverged(tiny):
 # ---- Whole rounds --------------------------------------------------------------------------
 
 
-def test_the_next_round_receives_exactly_the_mixed_models(tiny, watched_run):
-    witness, finished = watched_run
-    names = {"weights", "buffers", "alphas"}
-    assert initial_model(read_config(tiny)).keys() == names
-    for name in names:
-        for n in range(3):
-            np.testing.assert_array_equal(
-                witness.down[1, "train", n][name], witness.down[1, "train", 0][name]
-            )
-    for n in range(3):
-        row = finished.matrices["sharing"][0][n]
-        # M is what the client itself made of its row of H.
-        np.testing.assert_allclose(row, witness.up[1, SHARE_KNOWLEDGE, n]["sharing"], rtol=1e-5)
-        for name in names:
-            trained = [witness.up[1, "train", j][name] for j in range(3)]
-            expected = sum(m * t for m, t in zip(row, trained, strict=True))
-            received = witness.down[2, "train", n][name]
-            np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-6)
-            # It is evaluated on the same arrays.
-            np.testing.assert_array_equal(witness.down[1, "evaluate", n][name], received)
-        trained = witness.up[1, "train", n]["alphas"]
-        assert (trained != witness.down[1, "train", n]["alphas"]).all()
-        assert (witness.down[2, "train", n]["alphas"] != trained).all()
-        np.testing.assert_array_equal(
-            finished.matrices["alphas"][0][n], witness.down[2, "train", n]["alphas"]
-        )
-    first, second = (witness.down[2, "train", n]["alphas"] for n in (0, 1))
-    assert not np.array_equal(first, second)
-
-
-def test_only_models_mean_logits_flags_and_rows_cross_the_network(tiny, tmp_path):
-    """Neither counts nor shares of the classes are among them, by name, shape or value."""
+def test_nothing_that_a_client_sends_of_its_classes_is_parallel_to_their_shares(tiny, tmp_path):
+    """Counts and shares are, however scaled."""
     # Shares that differ: equal ones could be read off the flags, which the method sends.
     flat = {**tiny, "partition": "dirichlet", "alpha": 0.5}
     witness = Witness()
     run_with(witness, flat, tmp_path / "run")
-    model = build_model("darts", (1, 28, 28), 10, read_config(flat).run.models.search_space)
-    shapes = {name: vector.shape for name, vector in model_vectors(model).items()}
-    trained = {**shapes, CLASS_LOGITS: (10, 10), CLASS_FLAGS: (10,)}
-    allowed_up = {"train": trained, SHARE_KNOWLEDGE: {"sharing": (3,)}}
-    allowed_up |= {"evaluate": {}, "properties": {}}
-    allowed_down = {"train": shapes, SHARE_KNOWLEDGE: {"irrelevancy": (3, 10)}, "evaluate": shapes}
-    shares_of = [client_of(flat, n).label_distribution() for n in range(3)]
-    for (_, phase, n), arrays in witness.up.items():
-        assert {name: array.shape for name, array in arrays.items()} == allowed_up[phase]
-        shares = shares_of[n]
+    for (_, _, n), arrays in witness.up.items():
+        shares = client_of(flat, n).label_distribution()
         assert np.ptp(shares[shares > 0]) > 0.05
         for name in {CLASS_LOGITS, CLASS_FLAGS} & arrays.keys():
             for row in filter(np.any, np.atleast_2d(arrays[name])):
-                # Counts and shares, however scaled, are parallel to the shares.
                 cosine = row @ shares / np.linalg.norm(row) / np.linalg.norm(shares)
                 assert cosine < 0.999, name
-    for (_, phase, _), arrays in witness.down.items():
-        assert {name: array.shape for name, array in arrays.items()} == allowed_down[phase]
-    known = {"train-loss", "num-examples", "test-size", "validation-size", "correct", "total"}
-    known |= {"gradient-steps", "loss", "trained-correct", "trained-total"}
-    assert {name for metrics in witness.metrics.values() for name in metrics} <= known
-
-
-def test_clients_flag_the_classes_they_hold(tiny, watched_run):
-    witness, _ = watched_run
-    for n in range(3):
-        client = first_client(tiny, n)
-        held = client.data.class_counts > 0
-        assert 0 < held.sum() < 10
-        assert witness.up[1, "train", n][CLASS_FLAGS].tolist() == held.float().tolist()
-        # Mean logits are those of the trained model, not of the received one.
-        client.receive_model(
-            {
-                name: array
-                for name, array in witness.up[1, "train", n].items()
-                if name not in (CLASS_LOGITS, CLASS_FLAGS)
-            }
-        )
-        with torch.inference_mode():
-            logits = client.model.eval()(client.data.train_images)
-        means, _ = class_means(logits, client.data.train_labels, client.data.classes)
-        sent = witness.up[1, "train", n][CLASS_LOGITS]
-        np.testing.assert_allclose(sent[held], means[held], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_clients_with_shared_classes_get_larger_weights(tiny, tmp_path):
-    """And as printed they weigh each other less, on the same distances."""
-    flat = {**tiny, "num-clients": 4, "partition": "k-classes-grouped", "groups": 2}
-    flat |= {"max-samples": 480, "local-epochs": 4, "learning-rate": 0.1}
-    witness = Witness()
-    finished, _ = run_with(witness, flat, tmp_path / "run")
-    meant, printed = finished.matrices["sharing"][-1], np.zeros((4, 4))
-    for n in range(4):
-        distances = {"irrelevancy": witness.down[2, SHARE_KNOWLEDGE, n]["irrelevancy"]}
-        client = first_client({**flat, "fedkma.as-printed": True}, n)
-        reply = client.train(distances, 2, SHARE_KNOWLEDGE)
-        printed[n] = reply.arrays["sharing"]
-    same = np.kron(np.eye(2), np.ones((2, 2))).astype(bool)
-    np.testing.assert_allclose(meant.sum(axis=1), 1)
-    np.testing.assert_allclose(printed.sum(axis=1), 1, rtol=1e-5)
-    assert meant[same].mean() > 1.2 * meant[~same].mean()
-    assert printed[same].mean() < 0.9 * printed[~same].mean()
 
 
 def test_the_uniform_variant_shares_evenly_and_asks_for_no_rows(tiny, tmp_path):
@@ -493,12 +358,12 @@ def test_the_uniform_variant_shares_evenly_and_asks_for_no_rows(tiny, tmp_path):
 
 def test_a_fixed_genotype_trains_on_all_samples_and_shares_knowledge(tiny, tmp_path, monkeypatch):
     """Ablation 2: there is no alpha, so nothing is kept back for it."""
-    changes = {"models": "darts-fixed", "genotype": json.dumps(FIXED)}
+    changes = {"models": "darts-fixed", "genotype": json.dumps(GENOTYPE)}
     client = first_client({**tiny, **changes})
     images = []
     client.model.register_forward_pre_hook(lambda _, inputs: images.extend(inputs[0]))
     client.search(1)
-    assert len(images) == client.num_examples
+    assert len(images) == client.data.num_train
     finished = fedkd_flwr.run({**tiny, **changes}, output_dir=tmp_path / "run")
     assert set(finished.matrices) == {"sharing"}
     np.testing.assert_allclose(finished.matrices["sharing"].sum(axis=2), 1)
@@ -566,48 +431,10 @@ def test_flags_other_than_0_and_1_are_refused(flag):
 # ---- State, settings, results --------------------------------------------------------------
 
 
-def test_state_brings_back_matrix_and_mixed_models():
-    rng = np.random.default_rng(0)
-    plan = RunPlan(num_clients=3, num_classes=3)
-    strategy, restored = (FedKMA(plan, FedKMASettings()) for _ in range(2))
-    strategy.state = strategy.begin({"weights": np.zeros(4, dtype=np.float32)})
-    strategy.state = replace(
-        strategy.state,
-        sharing=rng.dirichlet(np.ones(3), size=3),
-        mixed={"weights": rng.normal(size=(3, 4)).astype(np.float32)},
-    )
-    restored.restore(2, strategy.saved_arrays(), {})
-    assert restored.completed_rounds == 2
-    np.testing.assert_array_equal(restored.results().matrices["sharing"], strategy.state.sharing)
-    for n in range(3):
-        before, after = strategy.train_payload(3, n), restored.train_payload(3, n)
-        assert before.keys() == after.keys()
-        for name in before:
-            np.testing.assert_array_equal(before[name], after[name])
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"supernet-operations": "none,conv_99x99"}, "unknown operation 'conv_99x99'; choose"),
-        ({"supernet-operations": "none"}, "at least one operation besides 'none'"),
-        ({"supernet-cells": 2}, "a supernet's cells must be from 3 to 100, got 2"),
-        ({"genotype": "big"}, "a genotype is JSON of the form"),
-        ({"fedkma.similarity-weight": 1.5}, "fedkma.similarity-weight = 1.5.*less than or equal"),
-        ({"fedkma.similarity-weight": -0.1}, "fedkma.similarity-weight = -0.1.*greater than"),
-        ({"fedkma.alpha-learning-rate": 0}, "fedkma.alpha-learning-rate = 0.*greater than 0"),
-        ({"models": "darts,lenet"}, "needs one architecture"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(tiny, values, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        read_config({**tiny, **values})
-
-
 def test_genotypes_are_the_strongest_operation_of_every_edge(tiny, tmp_path):
     changes = {"supernet-nodes": 2, "fedkma.alpha-learning-rate": 0.05, "num-server-rounds": 1}
     finished = fedkd_flwr.run({**tiny, **changes}, output_dir=tmp_path / "run")
-    names = OPERATIONS.split(",")
+    names = SUPERNET_OPERATIONS.split(",")
     genotypes = client_genotypes(finished)
     assert len(genotypes) == 3
     for n, genotype in enumerate(genotypes):

@@ -1,13 +1,12 @@
 """FedMRL (Yi et al. 2024): fused features by hand, limits, what is kept, exports and refusals."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
+from by_hand import parts_of
 from helpers import client_of
 from torch.nn import functional
-from two_clients import CHANGES, Normed, returned_weights, sizes_of, training_data, witnessed
+from two_clients import CHANGES, returned_weights, sizes_of, training_data, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.analysis.cross import cross
@@ -23,30 +22,20 @@ DATA = (1, 28, 28), 10, SearchSpace()
 SHARED = ((100, 784), (100,), (D1, 100), (D1,), (10, D1), (10,))
 """Shapes of the shared mlp's parameters, with a layer from its 100 features to d1."""
 
-NORMED = "two_clients:Normed"
-
 
 @pytest.fixture
 def small(small):
     return {**small, **CHANGES, "strategy": "fedmrl", "fedmrl.shared-width": D1}
 
 
-def split(weights, shapes):
-    parts = torch.split(weights, [int(np.prod(shape)) for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
 def logits_of(shared, own, images):
     """Return coarse and fine logits; `own` is the private mlp's four tensors and the projector."""
-    s1, c1, s2, c2, s3, c3 = split(shared, SHARED)
+    s1, c1, s2, c2, s3, c3 = parts_of(shared, SHARED)
     w1, b1, w2, b2, projector, bias = own
     general = torch.relu(images @ s1.T + c1) @ s2.T + c2
     personal = torch.relu(images @ w1.T + b1)
     fused = general @ projector[:, :D1].T + personal @ projector[:, D1:].T + bias
     return fused[:, :D1] @ s3.T + c3, fused @ w2.T + b2
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_two_rounds_of_two_clients_by_hand(small, tmp_path):
@@ -58,8 +47,7 @@ def test_two_rounds_of_two_clients_by_hand(small, tmp_path):
         pair = client_of(small, n).pair
         start = [*pair.private.parameters(), *pair.projector.parameters()]
         own.append([tensor.detach().clone() for tensor in start])
-    for a, b in zip(*own, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    torch.testing.assert_close(*own, rtol=0, atol=0)
     for t in (1, 2):
         ends = []
         for n in (0, 1):
@@ -109,9 +97,6 @@ def test_a_pair_equals_two_networks_whose_logits_are_added():
         torch.testing.assert_close(pair.as_ensemble()(images), pair(images))
 
 
-# ---- State ---------------------------------------------------------------------------
-
-
 def test_the_shared_model_is_as_narrow_as_the_narrowest(small, tmp_path):
     """lenet has 84 features, and mlp 100."""
     changes = {"models": "mlp,lenet", "num-server-rounds": 1, "fedmrl.shared-width": 500}
@@ -119,38 +104,6 @@ def test_the_shared_model_is_as_narrow_as_the_narrowest(small, tmp_path):
     expected = with_common_width(build_model("mlp", (1, 28, 28), 10), 84)
     size = sum(parameter.numel() for parameter in expected.parameters())
     assert [len(weights) for weights in returned_weights(run).values()] == [size, size]
-
-
-# ---- Exports -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"models": "mlp,lenet"},
-        {"models": f"mlp,{NORMED}", "fedmrl.shared-model": NORMED},
-        {"models": "mlp,lenet", "client-split": "40/10/50", "safeguard": "blend"},
-        {"models": "mlp,lenet", "fine-tune-epochs": 1},
-    ],
-)
-def test_exported_models_answer_as_they_were_evaluated(changes, small, tmp_path):
-    folder = tmp_path / "models"
-    finished = fedkd_flwr.run(
-        {**small, **changes, "learning-rate": 0.05, "models-dir": str(folder)},
-        output_dir=tmp_path / "run",
-    )
-    counted = "safeguarded_correct" if "safeguard" in changes else "correct"
-    rows = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
-    for n in (0, 1):
-        card = json.loads((folder / f"{n}.json").read_text())
-        assert card["shared-model"] == changes.get("fedmrl.shared-model", "mlp")
-        model = fedkd_flwr.load_model(
-            folder / f"{n}.safetensors", Normed if "Normed" in str(changes) else None
-        )
-        data = fedkd_flwr.client_data(finished, n)
-        with torch.inference_mode():
-            found = model(data.test_images).argmax(dim=1)
-        assert int((found == data.test_labels).sum()) == rows.loc[n, counted]
 
 
 def test_stored_models_are_evaluated_with_the_shared_one(small, tmp_path):

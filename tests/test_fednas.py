@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, names_in_state, run_with
+from helpers import GENOTYPE, SMALLEST_SUPERNET, Witness, client_of, names_in_state, run_with
 from torch.nn.functional import cross_entropy
 
 import fedkd_flwr
@@ -14,34 +14,21 @@ from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.config import read_config
 from fedkd_flwr.server_app import initial_model
 
-FIXED = {
-    "normal": [[["skip_connect", 0], ["sep_conv_3x3", 1]]],
-    "reduce": [[["max_pool_3x3", 0], ["sep_conv_3x3", 1]]],
-}
-
 
 @pytest.fixture
 def tiny(small):
     """Two clients of unequal sizes with the smallest supernet."""
     return {
         **small,
+        **SMALLEST_SUPERNET,
         "strategy": "fednas",
-        "models": "darts",
         "public-dataset": "none",
         "partition": "dirichlet",
         "max-samples": 160,
         "client-split": "75/0/25",
         "num-clients": 2,
         "learning-rate": 0.02,
-        "supernet-channels": 2,
-        "supernet-cells": 3,
-        "supernet-nodes": 1,
-        "supernet-stem-stride": 2,
-        "supernet-operations": "none,skip_connect,max_pool_3x3,sep_conv_3x3",
     }
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_a_step_on_alpha_sees_both_losses_and_the_step_on_w_the_training_loss(tiny):
@@ -78,8 +65,8 @@ def test_a_step_on_alpha_sees_both_losses_and_the_step_on_w_the_training_loss(ti
     value = mean_loss(*of_training)
     assert loss == pytest.approx(value.item(), rel=1e-4)
     descend(omegas, value, 0.3)
-    for found, expected in zip(client.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    found, expected = ([*one.parameters()] for one in (client.model, model))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_the_server_averages_weights_and_architecture_by_samples(tiny, tmp_path):
@@ -95,29 +82,9 @@ def test_the_server_averages_weights_and_architecture_by_samples(tiny, tmp_path)
         back, again = (witness.up[1, "train", n][name] for n in (0, 1))
         np.testing.assert_allclose(sent, first * back + second * again, rtol=1e-4, atol=1e-6)
         assert not np.array_equal(sent, witness.down[1, "train", 0][name])
-    assert names_in_state(run.path) == {
-        "model/weights",
-        "model/alphas",
-        "model/buffers",
-    }
+    assert names_in_state(run.path) == {"model/weights", "model/alphas", "model/buffers"}
     common, same = client_genotypes(run)
     assert common == same
-
-
-def test_searches_side_by_side_are_those_of_each_client(tiny, tmp_path):
-    tiny |= {"fednas.alpha-optimizer": "sgd", "fednas.alpha-learning-rate": 0.05}
-    tiny |= {"num-server-rounds": 1}
-    alone, together = (
-        fedkd_flwr.run({**tiny, "cohort": cohort}, output_dir=tmp_path / cohort)
-        for cohort in ("off", "on")
-    )
-    np.testing.assert_allclose(
-        together.clients["train_loss"], alone.clients["train_loss"], rtol=1e-3
-    )
-    np.testing.assert_allclose(together.matrices["alphas"], alone.matrices["alphas"], atol=1e-4)
-
-
-# ---- Limits --------------------------------------------------------------------------
 
 
 def test_without_the_training_loss_alone_it_is_first_order_darts(tiny, tmp_path):
@@ -146,16 +113,13 @@ def test_without_the_training_loss_alone_it_is_first_order_darts(tiny, tmp_path)
 
 
 def test_with_a_fixed_network_it_trains_as_fedavg_does(tiny, tmp_path):
-    tiny |= {"models": "darts-fixed", "genotype": json.dumps(FIXED)}
+    tiny |= {"models": "darts-fixed", "genotype": json.dumps(GENOTYPE)}
     runs = [
         fedkd_flwr.run({**tiny, "strategy": strategy}, output_dir=tmp_path / strategy)
         for strategy in ("fednas", "fedavg")
     ]
     assert list(runs[0].clients["train_loss"]) == list(runs[1].clients["train_loss"])
     assert not runs[0].matrices
-
-
-# ---- Settings ------------------------------------------------------------------------
 
 
 def test_settings_of_the_former_fednas_are_reported(tiny):

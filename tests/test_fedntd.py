@@ -5,13 +5,7 @@ import pytest
 import torch
 from by_hand import logits as logits_of
 from torch.nn import functional
-from two_clients import (
-    CHANGES,
-    returned_weights,
-    sizes_of,
-    training_data,
-    witnessed,
-)
+from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
 from fedkd_flwr.clients.fedntd import not_true
 
@@ -56,15 +50,7 @@ def test_the_logit_of_the_label_is_left_out():
 @pytest.mark.parametrize("cohort", ["off", "on"])
 def test_clients_distill_from_the_received_model_and_the_server_averages(cohort, small, tmp_path):
     run, _ = witnessed(small, tmp_path / "run", cohort=cohort)
-    shares = sizes_of(small) / sizes_of(small).sum()
-    back = returned_weights(run)
-    for t in (1, 2):
-        sent = run.down[t, "train", 0]["weights"]
-        ends = [by_hand(sent, *training_data(small, n)) for n in (0, 1)]
-        for n in (0, 1):
-            np.testing.assert_allclose(back[t, n], ends[n], atol=2e-6)
-        evaluated = run.down[t, "evaluate", 0]["weights"]
-        np.testing.assert_allclose(evaluated, shares @ ends, atol=2e-6)
+    assert_rounds(run, small, lambda sent, n: by_hand(sent, *training_data(small, n)))
 
 
 def test_batches_meet_the_predictions_on_their_own_samples(small, tmp_path):

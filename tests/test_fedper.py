@@ -3,31 +3,19 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import trained
 from helpers import client_of
 from torch import nn
-from two_clients import (
-    CHANGES,
-    gradient,
-    loss_on_test_data,
-    sizes_of,
-    training_data,
-    witnessed,
-)
+from two_clients import BODY, CHANGES, assert_rounds, loss_on_test_data, training_data, witnessed
 
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 
-BODY = 785 * 100
-"""Numbers of the mlp's hidden layer, which come first in its vector."""
-
 
 @pytest.fixture
 def small(small):
     return {**small, **CHANGES, "strategy": "fedper"}
-
-
-# ---- Body and head -------------------------------------------------------------------
 
 
 def test_vectors_of_body_and_head_add_up_to_the_model():
@@ -55,30 +43,22 @@ def test_filling_the_body_leaves_the_head_and_the_counters_alone():
         fill_from_vectors(model, model_vectors(model), slice(None, -1))
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_bodies_are_averaged_and_heads_stay_personal(small, tmp_path):
     run, finished = witnessed(small, tmp_path / "run")
-    shares = sizes_of(small) / sizes_of(small).sum()
-    body = run.down[1, "train", 0]["weights"]
     heads = [model_vectors(client_of(small, n).model)["weights"][BODY:] for n in (0, 1)]
-    losses = finished.clients.set_index(["round", "partition_id"])["loss"]
-    for t in (1, 2):
-        ends = []
-        for n in (0, 1):
-            np.testing.assert_allclose(run.down[t, "train", n]["weights"], body, atol=2e-6)
-            weights = np.concatenate([body, heads[n]])
-            for _ in range(3):
-                weights = weights - np.float32(0.2) * gradient(weights, *training_data(small, n))
-            assert run.up[t, "train", n]["weights"].shape == (BODY,)
-            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights[:BODY], atol=2e-6)
-            ends.append(weights[:BODY])
-            heads[n] = weights[BODY:]
-        body = (shares @ ends).astype(np.float32)
-        for n in (0, 1):
-            expected = loss_on_test_data(np.concatenate([body, heads[n]]), small, n)
-            assert losses[t, n] == pytest.approx(expected, abs=1e-5)
+
+    def end_of(body, n):
+        assert body.shape == (BODY,)
+        weights = trained(np.concatenate([body, heads[n]]), *training_data(small, n), steps=3)
+        heads[n] = weights[BODY:]
+        return weights[:BODY]
+
+    assert_rounds(run, small, end_of)
+    for n in (0, 1):
+        body = run.down[2, "evaluate", n]["weights"]
+        expected = loss_on_test_data(np.concatenate([body, heads[n]]), small, n)
+        losses = finished.clients.set_index(["round", "partition_id"])["loss"]
+        assert losses[2, n] == pytest.approx(expected, abs=1e-5)
 
 
 def test_buffers_are_sent_with_the_body(small, tmp_path):

@@ -1,23 +1,13 @@
 """FedProto (Tan et al. 2022): prototypes, the term towards them, nearest prototypes."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from helpers import Witness, client_of, reply_with, run_with
 from torch import nn
 
-import fedkd_flwr
-from fedkd_flwr.clients.fedproto import (
-    NearestPrototype,
-    TowardsPrototypes,
-    nearest_prototype_head,
-)
-from fedkd_flwr.config import read_config
-from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.clients.fedproto import NearestPrototype, TowardsPrototypes, nearest_prototype_head
 from fedkd_flwr.models.features import feature_width, features
-from fedkd_flwr.training.loop import count_correct
 from strategies.core.plan import RunPlan
 from strategies.fedproto import FedProto, FedProtoSettings
 
@@ -29,14 +19,9 @@ def small(small):
 
 def replies_of(*clients):
     return {
-        n: reply_with(
-            {"class-means": np.float32(means), "class-counts": np.float32(counts)},
-        )
+        n: reply_with({"class-means": np.float32(means), "class-counts": np.float32(counts)})
         for n, (means, counts) in enumerate(clients)
     }
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_two_clients_prototypes_are_weighed_by_samples_and_kept_where_nobody_holds_a_class():
@@ -124,21 +109,3 @@ def test_the_nearest_prototype_is_a_linear_layer():
     torch.testing.assert_close(
         logits[:, has].softmax(dim=1), expected[:, has].softmax(dim=1), atol=1e-4, rtol=1e-3
     )
-
-
-@pytest.mark.parametrize("strategy", ["fedproto", "fedtgp"])
-@pytest.mark.parametrize("predict", ["head", "prototype"])
-def test_exported_models_answer_as_they_were_evaluated(strategy, predict, small, tmp_path):
-    """Models of another width have a projection, which is in the head of the file."""
-    small |= {"strategy": strategy, "models-dir": str(tmp_path / "models")}
-    small |= {f"{strategy}.predict": predict, f"{strategy}.feature-width": 12}
-    run = fedkd_flwr.run(small, output_dir=tmp_path / "run")
-    for n in (0, 1):
-        model = fedkd_flwr.load_model(tmp_path / "models" / f"{n}.safetensors")
-        data = load_client(read_config(run.config).run.data_plan, n)
-        with torch.inference_mode():
-            logits = model(data.test_images)
-        metrics = json.loads((tmp_path / "models" / f"{n}.json").read_text())["metrics"]
-        found = count_correct(logits, data.test_labels)
-        assert found.correct == metrics["correct"]
-        assert found.loss == pytest.approx(metrics["loss"], rel=1e-3)

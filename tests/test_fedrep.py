@@ -6,19 +6,17 @@ import torch
 from helpers import client_of
 from torch import nn
 from two_clients import (
+    BODY,
     CHANGES,
+    assert_rounds,
     gradient,
     loss_on_test_data,
-    sizes_of,
     training_data,
     witnessed,
 )
 
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.vectors import model_vectors
-
-BODY = 785 * 100
-"""Numbers of the mlp's hidden layer, which come first in its vector."""
 
 
 class OneLayer(nn.Module):
@@ -37,44 +35,32 @@ def small(small):
     return {**small, **CHANGES, "strategy": "fedrep", "fedrep.head-epochs": 2}
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cohort", ["off", "on"])
 def test_heads_take_their_steps_before_the_bodies_and_keep_their_momentum(cohort, small, tmp_path):
     small |= {"momentum": 0.9, "learning-rate": 0.05, "cohort": cohort}
     run, finished = witnessed(small, tmp_path / "run")
-    shares = sizes_of(small) / sizes_of(small).sum()
-    body = run.down[1, "train", 0]["weights"]
     heads = [model_vectors(client_of(small, n).model)["weights"][BODY:] for n in (0, 1)]
     speeds = [np.zeros_like(head) for head in heads]
-    losses = finished.clients.set_index(["round", "partition_id"])["loss"]
-    for t in (1, 2):
-        ends = []
-        for n in (0, 1):
-            np.testing.assert_allclose(run.down[t, "train", n]["weights"], body, atol=2e-6)
-            weights = np.concatenate([body, heads[n]])
-            for _ in range(2):
-                step = gradient(weights, *training_data(small, n))[BODY:]
-                speeds[n] = np.float32(0.9) * speeds[n] + step
-                weights[BODY:] -= np.float32(0.05) * speeds[n]
-            speed = np.zeros_like(body)  # the body was replaced
-            for _ in range(3):
-                step = gradient(weights, *training_data(small, n))[:BODY]
-                speed = np.float32(0.9) * speed + step
-                weights[:BODY] -= np.float32(0.05) * speed
-            assert run.up[t, "train", n]["weights"].shape == (BODY,)
-            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights[:BODY], atol=2e-6)
-            assert run.metrics[t, "train", n]["gradient-steps"] == 2 + 3
-            ends.append(weights[:BODY])
-            heads[n] = weights[BODY:]
-        body = (shares @ ends).astype(np.float32)
-        for n in (0, 1):
-            expected = loss_on_test_data(np.concatenate([body, heads[n]]), small, n)
-            assert losses[t, n] == pytest.approx(expected, abs=1e-5)
 
+    def end_of(body, n):
+        data, weights = training_data(small, n), np.concatenate([body, heads[n]])
+        for _ in range(2):
+            speeds[n] = np.float32(0.9) * speeds[n] + gradient(weights, *data)[BODY:]
+            weights[BODY:] -= np.float32(0.05) * speeds[n]
+        speed = np.zeros_like(body)  # the body was replaced
+        for _ in range(3):
+            speed = np.float32(0.9) * speed + gradient(weights, *data)[:BODY]
+            weights[:BODY] -= np.float32(0.05) * speed
+        heads[n] = weights[BODY:]
+        return weights[:BODY]
 
-# ---- Limits --------------------------------------------------------------------------
+    assert_rounds(run, small, end_of)
+    rows = finished.clients.set_index(["round", "partition_id"])
+    assert (rows["gradient_steps"] == 2 + 3).all()
+    for n in (0, 1):
+        body = run.down[2, "evaluate", n]["weights"]
+        expected = loss_on_test_data(np.concatenate([body, heads[n]]), small, n)
+        assert rows["loss"][2, n] == pytest.approx(expected, abs=1e-5)
 
 
 def test_training_the_head_is_regression_on_features_and_leaves_the_body_alone(small):
@@ -107,11 +93,8 @@ def test_a_model_of_one_layer_is_trained_as_under_local_and_nothing_is_sent(smal
     np.testing.assert_allclose(finished.clients["loss"], local.clients["loss"], rtol=1e-4)
 
 
-# ---- State ---------------------------------------------------------------------------
-
-
 def test_momentum_of_the_head_alone_is_kept(small):
     client = client_of({**small, "momentum": 0.9})
     client.train(client.model_arrays(), 1, "train")
-    kept = client.memory.load("optimizer")
+    kept = client.session.memory.load("optimizer")
     assert [tensor.shape for tensor in kept.values()] == [(10, 100), (10,)]

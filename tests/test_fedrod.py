@@ -3,20 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import LAYERS
+from by_hand import parts_of
 from helpers import client_of
 from torch.nn import functional
-from two_clients import CHANGES, returned_weights, sizes_of, training_data, witnessed
+from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
 
 @pytest.fixture
 def small(small):
     return {**small, **CHANGES, "strategy": "fedrod"}
-
-
-def parts_of(weights):
-    parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
-    return [part.view(shape) for part, shape in zip(parts, LAYERS, strict=True)]
 
 
 def losses(weights, head, images, labels, counts):
@@ -33,27 +28,24 @@ def losses(weights, head, images, labels, counts):
 
 def test_two_rounds_by_hand(small, tmp_path):
     run, finished = witnessed(small, tmp_path / "run")
-    shares = sizes_of(small) / sizes_of(small).sum()
-    back = returned_weights(run)
     heads = [[torch.zeros(10, 100), torch.zeros(10)] for _ in (0, 1)]
-    for t in (1, 2):
-        ends = []
-        for n in (0, 1):
-            images, labels = training_data(small, n)
-            counts = torch.bincount(labels, minlength=10)
-            weights = torch.from_numpy(np.array(run.down[t, "train", n]["weights"]))
-            for _ in range(3):
-                weights.requires_grad_()
-                head = [part.detach().requires_grad_() for part in heads[n]]
-                balanced, personal = losses(weights, head, images, labels, counts)
-                (step,) = torch.autograd.grad(balanced, weights)
-                steps = torch.autograd.grad(personal, head)
-                weights = weights.detach() - 0.2 * step
-                heads[n] = [p.detach() - 0.2 * s for p, s in zip(head, steps, strict=True)]
-            np.testing.assert_allclose(back[t, n], weights.numpy(), atol=5e-6)
-            ends.append(weights.numpy())
-        sent = run.down[t, "evaluate", 0]["weights"]
-        np.testing.assert_allclose(sent, shares @ ends, atol=5e-6)
+
+    def end_of(sent, n):
+        images, labels = training_data(small, n)
+        counts = torch.bincount(labels, minlength=10)
+        weights = torch.from_numpy(np.array(sent))
+        for _ in range(3):
+            weights.requires_grad_()
+            head = [part.detach().requires_grad_() for part in heads[n]]
+            balanced, personal = losses(weights, head, images, labels, counts)
+            (step,) = torch.autograd.grad(balanced, weights)
+            steps = torch.autograd.grad(personal, head)
+            weights = weights.detach() - 0.2 * step
+            heads[n] = [p.detach() - 0.2 * s for p, s in zip(head, steps, strict=True)]
+        return weights.numpy()
+
+    assert_rounds(run, small, end_of, atol=5e-6)
+    sent = run.down[2, "evaluate", 0]["weights"]
     rows = finished.clients[finished.clients["round"] == 2].set_index("partition_id")
     for n in (0, 1):
         data = client_of(small, n).data

@@ -36,9 +36,6 @@ def loss_by_hand(prototypes, sent, classes, margin):
     return np.mean(losses)
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_the_margin_is_the_largest_distance_to_the_nearest_present_class():
     means = np.array([[[0.0, 0], [3, 4], [90, 90], [6, 11]], [[0, 0], [9, 12], [90, 90], [6, 11]]])
     counts = np.array([[5, 1, 0, 1], [1, 9, 0, 1]])
@@ -82,24 +79,6 @@ def test_the_server_takes_a_gradient_step_for_each_of_two_clients(small):
         np.testing.assert_allclose(strategy.state.generator[name], array, atol=1e-5)
     sent = strategy.train_payload(2, 0)["prototypes"]
     np.testing.assert_allclose(sent, prototypes_by_hand(generator), atol=1e-5)
-
-
-def test_training_brings_prototypes_to_their_class_and_apart_from_others(small):
-    strategy = server_of(small, FedTGPSettings(feature_width=4))
-    strategy.state = strategy.begin({})
-    centers = np.eye(3, 4, dtype=np.float32)
-    noise = np.random.default_rng(2).normal(scale=0.1, size=(2, 3, 4)).astype(np.float32)
-    counts = np.ones(3, dtype=np.float32)
-    replies = {
-        n: reply_with({"class-means": centers + noise[n], "class-counts": counts}) for n in (0, 1)
-    }
-    for server_round in range(1, 11):
-        strategy.state = strategy.aggregate(server_round, replies)
-    found = strategy.train_payload(11, 0)["prototypes"]
-    nearest = np.linalg.norm(centers[:, None] - found[None], axis=-1).argmin(axis=1)
-    assert nearest.tolist() == [0, 1, 2]
-    gaps = [np.linalg.norm(found[a] - found[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
-    assert min(gaps) > np.sqrt(2)
 
 
 def test_mixed_clients_are_sent_the_trained_prototypes(small, tmp_path):

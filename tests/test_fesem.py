@@ -8,7 +8,7 @@ from two_clients import witnessed
 import fedkd_flwr
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
-from strategies.fesem import FeSEM, FeSEMSettings, first_centers, nearest_centers
+from strategies.fesem import FeSEM, FeSEMSettings, first_centers
 
 
 @pytest.fixture
@@ -34,9 +34,7 @@ def test_clients_train_from_their_center_and_centers_become_the_means_of_their_c
         assert set(labels) == {0, 1}
         centers = {
             k: np.average(
-                [models[n] for n in range(3) if labels[n] == k],
-                axis=0,
-                weights=sizes[labels == k],
+                [models[n] for n in range(3) if labels[n] == k], axis=0, weights=sizes[labels == k]
             )
             for k in (0, 1)
         }
@@ -49,15 +47,6 @@ def test_clients_train_from_their_center_and_centers_become_the_means_of_their_c
                 min((0, 1), key=lambda k: np.linalg.norm(model - centers[k])) for model in models
             ]
             assert nearest == list(run.matrices["clusters"][server_round])
-
-
-def test_one_center_is_fedavg_bit_for_bit(small, tmp_path):
-    one, _ = witnessed(small, tmp_path / "one", **{"fesem.clusters": 1})
-    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
-    for key, arrays in fedavg.down.items():
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(one.down[key][name], array)
-    assert (2, "evaluate", 1) in fedavg.down
 
 
 def test_clients_without_a_center_receive_the_global_mean(small, tmp_path):
@@ -78,16 +67,6 @@ def test_a_center_is_counted_once_for_all_its_clients(small, tmp_path):
     assert len(set(run.matrices["clusters"][0])) == 2
     assert list(run.rounds["numbers_down"]) == [4 * initial] * 2
     assert centers == 2 * initial
-
-
-def test_the_nearest_center_is_that_of_the_smallest_distance():
-    generator = np.random.default_rng(0)
-    models = generator.normal(size=(7, 5)).astype(np.float32)
-    centers = generator.normal(size=(3, 5)).astype(np.float32)
-    labels = nearest_centers(list(models), centers)
-    distances = np.linalg.norm(models[:, None] - centers[None], axis=2)
-    np.testing.assert_array_equal(labels, distances.argmin(axis=1))
-    assert len(set(labels)) > 1
 
 
 def test_centers_that_no_client_began_stay_unused():

@@ -31,9 +31,6 @@ def softmax(a, b):
     return np.exp([a, b]) / np.exp([a, b]).sum()
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_each_model_follows_its_own_loss():
     """At x = 1 and label 0 the gradient is w (s - e_0) + (1 - w) (s - the other's s)."""
     pair = Pair(linear(0.3, -0.2), linear(-1.0, 0.5))
@@ -95,7 +92,7 @@ def test_no_clients_two_models_start_equal(strategy, small, tmp_path):
     for initial_weights in ("common", "own"):
         for n in range(2):
             client = client_of({**one, "initial-weights": initial_weights}, partition_id=n)
-            private = model_vectors(client.new_model())["weights"]
+            private = model_vectors(client.session.new_model())["weights"]
             assert private.shape == shared.shape
             assert np.mean(private == shared) < 0.01
             if isinstance(client, EnsembleClient):
@@ -111,9 +108,6 @@ def test_training_one_network_alone_needs_what_is_replaced(strategy, sentence, s
     with pytest.raises(TypeError, match=f"{sentence}, not a .*: pass one, or `replaced=`"):
         client.train_locally(1)
     client.train_locally(1, replaced=())
-
-
-# ---- Settings ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["fml", "fedkd"])

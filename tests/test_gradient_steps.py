@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from helpers import SMALLEST_SUPERNET
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
@@ -62,11 +63,7 @@ def test_the_second_stage_of_persfl_counts_in_its_last_round(base, tmp_path):
 
 
 def test_architecture_weights_take_a_step_beside_each_step_of_the_network(base, tmp_path):
-    supernet = {
-        "models": "darts", "supernet-channels": 4, "supernet-cells": 3, "supernet-nodes": 1,
-        "supernet-operations": "none,skip_connect", "num-server-rounds": 1,
-    }  # fmt: skip
-    settings = {**base, **supernet, "strategy": "fedkma-uniform"}
+    settings = {**base, **SMALLEST_SUPERNET, "strategy": "fedkma-uniform", "num-server-rounds": 1}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     table, sizes = steps_by_round(run)
     assert table[1].to_dict() == {n: 2 * batches(size, 16) for n, size in sizes.items()}
@@ -96,9 +93,6 @@ def test_clients_that_were_never_contacted_count_in_the_mean(base, tmp_path):
     assert compare(run).table["gradient_steps"].tolist() == [run.summary["gradient_steps"] / 5]
 
 
-# ---- Fine-tuning before an evaluation ------------------------------------------------
-
-
 def fine_tuning_by_round(run):
     table = run.clients.pivot(index="partition_id", columns="round", values="fine_tuning_steps")
     return table.astype(int)
@@ -106,10 +100,7 @@ def fine_tuning_by_round(run):
 
 @pytest.mark.parametrize(
     ("strategy", "changes"),
-    [
-        ("fedavg-ft", {"fedavg-ft.epochs": 3}),
-        ("pfeddf", {"pfeddf.epochs": 3}),
-    ],
+    [("fedavg-ft", {"fedavg-ft.epochs": 3}), ("pfeddf", {"pfeddf.epochs": 3})],
 )
 def test_fine_tuning_takes_a_step_for_each_batch_of_its_epochs(strategy, changes, base, tmp_path):
     run = fedkd_flwr.run({**base, "strategy": strategy, **changes}, output_dir=tmp_path / "run")

@@ -96,26 +96,24 @@ def test_the_new_row_and_column_of_c_are_one_nth(small, tmp_path, silos):
     np.testing.assert_allclose(first, teachers.mean(axis=0), atol=1e-6)
 
 
-def test_the_model_of_a_silo_that_joins_is_mixed_by_one_nth(small, tmp_path, silos):
-    settings = settings_of(small, tmp_path, "kt-pfl-params")
+@pytest.mark.parametrize(
+    ("strategy", "direction", "server_round", "kinds"),
+    [("kt-pfl-params", "up", 1, ["weights"]), ("fedkma", "down", 2, ["weights", "alphas"])],
+)
+def test_a_silo_that_joins_gets_the_mean_of_the_others_models(
+    strategy, direction, server_round, kinds, small, tmp_path, silos
+):
+    """Of those that they sent, or that were mixed for them."""
+    settings = settings_of(small, tmp_path, strategy)
     settings["kt-pfl-params.coefficient-learning-rate"] = 0.0
     witness = Witness()
     run_with(witness, settings, tmp_path / "run", node_configs=silos)
     grown(witness, settings, tmp_path, silos)
-    sent = np.stack([witness.up[1, "train", n]["weights"] for n in range(BEFORE)])
-    received = witness.down[2, "train", 3]["weights"]
-    np.testing.assert_allclose(received, sent.mean(axis=0), atol=1e-6)
-
-
-def test_the_supernet_of_a_silo_that_joins_is_the_mean_of_the_others(small, tmp_path, silos):
-    settings = settings_of(small, tmp_path, "fedkma")
-    witness = Witness()
-    run_with(witness, settings, tmp_path / "run", node_configs=silos)
-    grown(witness, settings, tmp_path, silos)
-    for kind in ("weights", "alphas"):
-        mixed = np.stack([witness.down[2, "train", n][kind] for n in range(BEFORE)])
+    models = getattr(witness, direction)
+    for kind in kinds:
+        others = [models[server_round, "train", n][kind] for n in range(BEFORE)]
         received = witness.down[2, "train", 3][kind]
-        np.testing.assert_allclose(received, mixed.mean(axis=0), atol=1e-6)
+        np.testing.assert_allclose(received, np.mean(others, axis=0), atol=1e-6)
 
 
 def test_a_run_with_noise_goes_on_as_it_was_after_an_attempt_with_more_silos(

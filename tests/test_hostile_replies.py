@@ -9,13 +9,10 @@ import io
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from helpers import most_of_them_slow
+from helpers import most_of_them_slow, run_with
 
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.config import read_config
-from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.server_app import serve
 from strategies.core.method_record import Need
 from strategies.core.replies import (
     LONGEST_REASON,
@@ -83,16 +80,17 @@ def claim_a_list_of_partitions(content):
 
 def half_a_validation(content):
     numbers = dict(content["metrics"])
-    numbers.pop("validation-correct", None)
-    content["metrics"] = MetricRecord({**numbers, "correct": 0, "total": 1, "validation-total": 7})
+    numbers.pop("own-validation-correct", None)
+    half = {"own-test-correct": 0, "own-test-total": 1, "own-validation-total": 7}
+    content["metrics"] = MetricRecord(numbers | half)
 
 
 def loss_alone(content):
-    content["metrics"] = MetricRecord({"loss": 0.5})
+    content["metrics"] = MetricRecord({"own-test-loss": 0.5})
 
 
 def more_of_a_class(content):
-    numbers = {"correct": 1, "total": 1, "class-0-correct": 1, "class-0-total": 10**6}
+    numbers = {"own-test-correct": 1, "own-test-total": 1, "class-0-correct": 1}
     content["metrics"] = MetricRecord(
         {**numbers, **dict(content["metrics"]), "class-0-total": 10**6}
     )
@@ -123,19 +121,19 @@ ATTACKS = {
     "another partition": claim_another_partition,
     "a list for a partition": claim_a_list_of_partitions,
     "nobody": without_info,
-    "too many correct": with_metrics(correct=10**6, total=1),
-    "too many of everything": with_metrics(correct=10**6, total=10**6),
-    "a fraction of an answer": with_metrics(correct=0.5, total=1),
+    "too many correct": with_metrics(own_test_correct=10**6, own_test_total=1),
+    "too many of everything": with_metrics(own_test_correct=10**6, own_test_total=10**6),
+    "a fraction of an answer": with_metrics(own_test_correct=0.5, own_test_total=1),
     "validation counts beyond all bounds": with_metrics(
-        correct=1, total=1, validation_correct=10**6, validation_total=1
+        own_test_correct=1, own_test_total=1, own_validation_correct=10**6, own_validation_total=1
     ),
     "half a validation": half_a_validation,
-    "a loss of NaN": with_metrics(loss=float("nan"), train_loss=float("nan")),
-    "a loss of 1e38": with_metrics(loss=1e38, train_loss=1e38),
+    "a loss of NaN": with_metrics(own_test_loss=float("nan"), train_loss=float("nan")),
+    "a loss of 1e38": with_metrics(own_test_loss=1e38, train_loss=1e38),
     "a loss without counts": loss_alone,
     "a calibration beyond 1": with_metrics(calibration_error=1.5),
     "classes that do not add up": more_of_a_class,
-    "lists for numbers": with_metrics(correct=[1, 2], loss=[0.0]),
+    "lists for numbers": with_metrics(own_test_correct=[1, 2], own_test_loss=[0.0]),
     "answers to more images": with_answers(lambda answers: answers + b"\0"),
     "10 MB of answers": with_answers(lambda answers: bytes(10**7)),
     "one more right answer": with_answers(lambda answers: bytes([answers[0] ^ 128]) + answers[1:]),
@@ -169,7 +167,6 @@ def attacking(message, context):
 
 
 def silent(message, context):
-    """Serve as the real app does, but let the Byzantine clients give up."""
     if is_attacked(message, context):
         raise RuntimeError("this client has given up")
     return client_app(message, context)
@@ -185,16 +182,13 @@ def run_among(app, strategy, small, path, rounds=ROUNDS):
         "num-clients": CLIENTS,
         "num-server-rounds": rounds,
         "measures": "calibration,classes",
-        "output-dir": str(path),
         # Its randomized response is secret otherwise, and differs between runs.
         **({"soft-predictions.noise-seed": 0} if strategy == "privatekt" else {}),
     }
-    configuration = read_config(flat)
-    return serve(InProcessGrid(app, CLIENTS, configuration.flat()), configuration)
+    return run_with(app, flat, path)[0]
 
 
 def of_honest(run, columns):
-    """Return columns of the honest clients' rows."""
     return run.clients[~run.clients["partition_id"].isin(BYZANTINE)][columns].to_numpy()
 
 
@@ -221,8 +215,7 @@ def test_no_attack_changes_the_results_of_other_clients(strategy, small, tmp_pat
     ]
     columns = [name for name in columns if name in quiet.clients or name != "train_loss"]
     np.testing.assert_array_equal(of_honest(attacked, columns), of_honest(quiet, columns))
-    for name, matrix in attacked.matrices.items():
-        np.testing.assert_array_equal(matrix, quiet.matrices[name])
+    np.testing.assert_equal(attacked.matrices, quiet.matrices)
     for column in ("accuracy_mean", "accuracy_weighted", "loss_mean", "validation_accuracy_mean"):
         assert list(attacked.rounds[column]) == list(quiet.rounds[column])
 
@@ -315,8 +308,5 @@ def test_what_a_client_reports_when_it_joins_is_checked(small, tmp_path):
             reply.content["metrics"]["num-examples"] = sizes[context.node_config["partition-id"]]
         return reply
 
-    configuration = read_config(
-        {**small, "strategy": "fedavg", "models": "mlp", "output-dir": str(tmp_path / "run")}
-    )
-    finished = serve(InProcessGrid(app, 4, configuration.flat()), configuration)
+    finished, _ = run_with(app, small, tmp_path / "run", strategy="fedavg", models="mlp")
     assert set(finished.clients["partition_id"]) == {3}

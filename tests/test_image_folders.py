@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
-from helpers import write_image_folder
+from helpers import png, write_image_folder
 from PIL import Image
 
 import fedkd_flwr
 from fedkd_flwr.data import sources
+from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.data.registry import DataError, DataFormat, forget_data
+from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import load_images, load_node_data
+from fedkd_flwr.data.warnings import warnings_about_data
 
 BRIGHTNESS = {"cat": 10, "dog": 100, "horse": 200}
 
@@ -46,6 +49,75 @@ def test_a_class_missing_in_one_part_does_not_shift_the_others(lacking, tmp_path
         load_node_data(tmp_path, (1, 8, 8), 2)
 
 
+PAIRS = [("Training", "Testing"), ("Train", "Test"), ("TRAIN", "TEST"), ("fold1", "fold2")]
+PAIRS += [("training_set", "test_set"), ("training", "validation"), ("seg_train", "seg-test")]
+
+
+@pytest.mark.parametrize("parts", PAIRS)
+def test_parts_under_any_usual_name_are_no_classes(parts, tmp_path):
+    """As classes, Training against Testing gave 46% where ant against bee gives 100."""
+    for part in parts:
+        write_pets(tmp_path / part, ["cat", "dog"])
+    found = load_images(f"folder:{tmp_path}")
+    assert classes_by_brightness(found) == {(10, 0), (100, 1)}
+    assert (len(found.images), found.classes) == (8, 2)
+
+
+def test_a_part_that_archives_hold_twice_is_read_once(tmp_path):
+    write_pets(tmp_path / "train/train", ["cat", "dog"])
+    write_pets(tmp_path / "test/test", ["cat", "dog"])
+    assert load_images(f"folder:{tmp_path}").classes == 2
+
+
+def test_a_class_named_like_a_part_is_one(tmp_path):
+    for name in ("bus", "train"):
+        save(tmp_path / name, "0.png", np.zeros((8, 8), np.uint8))
+    assert load_images(f"folder:{tmp_path}").classes == 2
+
+
+@pytest.mark.parametrize("other", [("Cat", "cat"), ("caf\u00e9", "cafe\u0301")])
+def test_names_that_differ_in_case_or_unicode_form_are_one_class(other, logged, tmp_path):
+    for part, name in zip(("train", "test"), other, strict=True):
+        for folder in (name, "dog"):
+            save(tmp_path / part / folder, "0.png", np.zeros((8, 8), np.uint8))
+    found = load_images(f"folder:{tmp_path}")
+    assert (len(found.images), found.classes) == (4, 2)
+    assert f"are one class: {other[0]} and {other[1]}" in logged()[-1]
+    assert class_names(str(tmp_path), 2) == sorted([other[0], "dog"])
+    save(tmp_path / "test" / other[0], "0.png", np.zeros((8, 8), np.uint8))
+    forget_data()
+    with pytest.raises(DataError, match="names are equal but for case or Unicode form: rename one"):
+        load_images(f"folder:{tmp_path}")
+
+
+def test_folders_with_equal_subfolders_may_be_clients_so_the_run_asks(logged, tmp_path):
+    """`photos/{north,south}/{cat,dog}` read as classes trains sites against each other."""
+    for site, pets in {"north": ["cat", "dog"], "south": ["cat", "dog"], "east": ["cat"]}.items():
+        write_pets(tmp_path / site, pets)
+    asked = (
+        f"folders east, north, south, which share the folders cat, dog: .* set dataset to "
+        f"clients:{tmp_path}; .* folder:{tmp_path}/east; .* set num-classes to 3$"
+    )
+    for classes in (0, 2):
+        with pytest.raises(DataError, match=asked):
+            load_images(f"folder:{tmp_path}", data_format=DataFormat(classes=classes))
+    assert load_images(f"folder:{tmp_path}", data_format=DataFormat(classes=3)).classes == 3
+    assert "the former are read as classes" in logged()[-1]
+
+
+def test_patients_in_class_folders_are_no_question(tmp_path):
+    write_pets(tmp_path / "ill", ["cat"])
+    write_pets(tmp_path / "well", ["dog"])
+    assert load_images(f"folder:{tmp_path}").classes == 2
+
+
+def test_parts_without_class_folders_are_refused(tmp_path):
+    for part in ("train", "test"):
+        save(tmp_path / part, "0.png", np.zeros((8, 8), np.uint8))
+    with pytest.raises(DataError, match=r"has the folders test, train, which are parts .*test/cat"):
+        load_images(f"folder:{tmp_path}")
+
+
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_folders_beside_a_part_are_named_since_they_are_not_read(part, logged, tmp_path):
     """They may be classes, of which one is called so."""
@@ -78,11 +150,61 @@ def test_a_file_in_a_documented_format_is_an_image(suffix, tmp_path):
     (tmp_path / "0/notes.txt").write_text("no image")
     found = load_node_data(tmp_path, (1, 8, 8), 1)
     assert (len(found.images), int(found.images.max())) == (1, 100)
-    (tmp_path / "0/other.gif").write_bytes(b"not looked at")
-    assert len(load_node_data(tmp_path, (1, 8, 8), 1).images) == 1
-    (tmp_path / "0" / f"two{suffix}").write_bytes(b"no image")
-    with pytest.raises(DataError, match=f"two{suffix}' is no readable"):
-        load_node_data(tmp_path, (1, 8, 8), 1)
+
+
+def test_what_is_left_out_is_counted(tmp_path):
+    write_pets(tmp_path, ["cat", "dog"])
+    for name in ("cat/0.gif", "cat/1.GIF", "dog/0.heic", "dog/README", "dog/.hidden"):
+        (tmp_path / name).write_bytes(b"not looked at")
+    save(tmp_path, "cover.png", np.zeros((8, 8), np.uint8))
+    assert load_images(f"folder:{tmp_path}").said == (
+        f"{tmp_path}: 4 images (1 x 8 x 8) of 2 classes: cat 2, dog 2; left out: 2 .gif, "
+        "1 .heic, 1 without a suffix, 1 beside the class folders"
+    )
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".pgm", ".jp2", ".heic"])
+def test_a_class_without_an_image_that_is_read_does_not_vanish(suffix, tmp_path):
+    write_pets(tmp_path, ["cat", "dog"])
+    (tmp_path / "horse").mkdir()
+    (tmp_path / f"horse/0{suffix}").write_bytes(b"not looked at")
+    with pytest.raises(DataError, match=rf"horse' has no image .* but 1 {suffix}; read are"):
+        load_images(f"folder:{tmp_path}")
+
+
+def test_later_pages_of_a_file_are_counted(tmp_path):
+    write_pets(tmp_path, ["cat", "dog"])
+    first, *others = [Image.new("L", (8, 8), n) for n in range(5)]
+    first.save(tmp_path / "cat/stack.tiff", save_all=True, append_images=others)
+    found = load_images(f"folder:{tmp_path}")
+    assert found.said.endswith("; later pages of TIFF files left out: 4")
+
+
+WHOLE = png(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"no image", "it is none of BMP, JPEG, PNG, TIFF, WEBP"),
+        (WHOLE[:80], "image file is truncated"),
+    ],
+)
+def test_an_unreadable_file_is_refused_with_the_reason(content, reason, tmp_path):
+    write_pets(tmp_path, ["cat", "dog"])
+    (tmp_path / "cat/broken.png").write_bytes(content)
+    with pytest.raises(DataError, match=rf"broken\.png' is no readable image file: .*({reason})"):
+        load_images(f"folder:{tmp_path}")
+
+
+def test_a_file_with_too_many_pixels_is_refused_with_the_reason(tmp_path, monkeypatch):
+    write_pets(tmp_path, ["cat", "dog"])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
+    with pytest.raises(
+        DataError, match=r"0000\.png' .* Image size \(64 pixels\) exceeds limit of 60"
+    ):
+        load_images(f"folder:{tmp_path}")
 
 
 @pytest.mark.parametrize("other", ["GIF", "PPM", "EPS", "ICO"])
@@ -111,6 +233,87 @@ def test_sixteen_bits_of_gray_become_eight(name, tmp_path):
     assert found.images.shape == (2, 1, 16, 16)
     for image in found.images:
         np.testing.assert_array_equal(image.flatten(), np.arange(256))
+
+
+def test_twelve_bits_of_gray_keep_their_levels(tmp_path):
+    """By 65535 / 255, they would have 16 levels; by the largest number of the set they have 256."""
+    wide = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    for name, pixels in (("cat", wide), ("dog", wide // 2)):
+        save(tmp_path / name, "0.png", pixels)
+    found = load_images(f"folder:{tmp_path}")
+    bright, dark = found.images
+    assert (len(bright.unique()), int(bright.max()), int(dark.max())) == (256, 255, 127)
+    assert found.said.endswith("16 bits scaled by the largest number, 4095: 2")
+    assert found.levels.white == 4095
+
+
+INK = np.zeros((8, 8), np.uint8)
+INK[2:6, 3] = 255
+
+
+@pytest.mark.parametrize(("color", "behind"), [(0, "white"), (255, "black")])
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_what_is_drawn_in_the_alpha_channel_is_seen(mode, color, behind, tmp_path):
+    """Without its alpha channel such an image has one value."""
+    bands = [np.full((8, 8), color, np.uint8)] * (len(mode) - 1)
+    save(tmp_path / "0", "0.png", np.dstack([*bands, INK]))
+    found = load_images(f"folder:{tmp_path}")
+    assert found.images.shape[1] == len(mode) - 1
+    np.testing.assert_array_equal(found.images[0, 0], INK if color else 255 - INK)
+    assert found.said.endswith(f"alpha channels put on {behind}: 1")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tiff"])
+def test_a_photo_is_turned_as_its_camera_was(suffix, tmp_path):
+    upright = np.zeros((16, 24), np.uint8)
+    upright[:, 12:] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    for name, pixels, marked in (("0", upright, None), ("1", np.rot90(upright), exif)):
+        (tmp_path / name).mkdir()
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        image.save(tmp_path / name / f"photo.{suffix}", exif=marked or Image.Exif())
+    found = load_images(f"folder:{tmp_path}")
+    assert found.images.shape == (2, 1, 16, 24)
+    assert (found.images[0].int() - found.images[1].int()).abs().max() <= 2
+    assert not found.warning
+
+
+def test_colors_stay_whatever_the_first_file_is(tmp_path):
+    """One gray file that came first used to make all images gray."""
+    save(tmp_path / "0", "0.png", np.zeros((8, 8), np.uint8))
+    save(tmp_path / "0", "1.png", np.full((8, 8, 3), (0, 200, 0), np.uint8))
+    found = load_images(f"folder:{tmp_path}")
+    assert found.images[:, :, 0, 0].tolist() == [[0, 0, 0], [0, 200, 0]]
+    assert found.said.endswith("gray ones among those in color: 1")
+
+
+def test_all_images_get_the_median_size_with_a_warning(own, logged, tmp_path):
+    for n, side in enumerate((5, 8, 8, 8, 16)):
+        save(tmp_path / str(n % 2), f"{n}.png", np.zeros((side, 8), np.uint8))
+    settings = DataSettings(dataset=f"folder:{tmp_path}")
+    assert settings.image_shape == (1, 8, 8)
+    (warning,) = warnings_about_data(settings)
+    assert "5 images have 3 sizes, from 5 x 8 to 16 x 8 (height x width), and all are" in warning
+    assert warning.endswith("resized to the median, 8 x 8: set image-shape for another")
+    chosen = settings.model_copy(update={"configured_shape": "1,4,4"})
+    assert chosen.image_shape == (1, 4, 4) and not warnings_about_data(chosen)
+
+
+@pytest.mark.parametrize("sides", [(1, 1), (28, 140), (900, 700)])
+def test_sizes_that_differ_by_more_than_four_times_are_a_question(sides, tmp_path):
+    for n, (height, width) in enumerate([sides, (28, 28), (28, 28)]):
+        save(tmp_path / str(n % 2), f"{n}.png", np.zeros((height, width), np.uint8))
+    with pytest.raises(
+        DataError, match=r"0\.png'.* more than 4 times: set image-shape .* 1,28,28$"
+    ):
+        load_images(f"folder:{tmp_path}")
+    data_format = DataFormat(shape=(1, 28, 28))
+    assert load_images(f"folder:{tmp_path}", data_format=data_format).images.shape[1:] == (
+        1,
+        28,
+        28,
+    )
 
 
 @pytest.mark.parametrize(("dtype", "mode"), [(np.int32, "I"), (np.float32, "F")])

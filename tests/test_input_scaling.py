@@ -7,15 +7,23 @@ import pytest
 import torch
 from helpers import write_image_folder
 from PIL import Image
+from sklearn.datasets import load_breast_cancer, load_digits
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.data.clients import check_data, client_indices, load_client, public_pool
+from fedkd_flwr.data.clients import (
+    check_data,
+    client_indices,
+    load_client,
+    public_pool,
+    scaling_of_plan,
+)
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.scaling import (
     Symmetric,
     scaling_from,
     scaling_of,
+    standardized_by_column,
     standardized_per_channel,
     standardized_per_pixel,
 )
@@ -128,7 +136,7 @@ def test_a_card_without_statistics_is_symmetric():
 
 def test_a_node_with_its_own_data_knows_no_statistics(tmp_path):
     write_image_folder(tmp_path / "own", np.zeros((20, 28, 28), np.uint8), [0, 1] * 10)
-    with pytest.raises(DataError, match=r"per-pixel needs; set input-scaling to symmetric"):
+    with pytest.raises(DataError, match="per-pixel needs; set input-scaling to auto"):
         load_client(DataPlan(DataSettings(**PER_PIXEL), 5), 0, str(tmp_path / "own"))
 
 
@@ -149,6 +157,113 @@ def test_pixels_and_floats_have_no_statistics_in_common(names):
     with pytest.raises(DataError, match="floats has floating-point numbers and digits has pixels"):
         check_data(DataPlan(settings, 2), public_size=10)
     check_data(DataPlan(settings.model_copy(update={"input_scaling": "symmetric"}), 2), 10)
+
+
+def skewed(seed=0):
+    """Return 90 rows of a large, a constant and a small number, some missing, and three classes."""
+    rows = np.random.default_rng(seed).normal(size=(90, 3)) * [1e4, 0, 1e-3] + [5e5, 7, 0]
+    rows[::9, 2] = np.nan
+    return rows, np.arange(90) % 3
+
+
+def complete(seed=1):
+    return np.nan_to_num(skewed(seed)[0]), skewed(seed)[1]
+
+
+def test_numbers_are_standardized_by_the_training_samples_of_all_clients():
+    settings = DataSettings(dataset=f"{HERE}:skewed", partition="iid", held_out_size=15)
+    plan = DataPlan(settings, 3)
+    rows = skewed()[0].astype(np.float32).astype(np.float64)
+    train = rows[np.concatenate([load_client(plan, n).positions[0] for n in range(3)])]
+    assert len(train) == 3 * 18  # 70% of 75
+    mean, deviation = np.nanmean(train, axis=0), np.nanstd(train, axis=0)
+    deviation[1] = 1.0
+    for n in range(3):
+        client = load_client(plan, n)
+        expected = (rows[client.positions[2]] - mean) / deviation
+        np.testing.assert_allclose(client.test_images, expected, rtol=1e-3, atol=1e-3)
+    assert np.nanstd(public_pool(plan), axis=0)[[0, 2]] == pytest.approx(1, abs=0.4)
+
+
+def test_channels_are_standardized_and_what_is_scaled_already_is_not():
+    images = DataSettings(dataset=f"{HERE}:floats", partition="iid", held_out_size=0)
+    assert scaling_of_plan(DataPlan(images, 2)).mean.shape == (1, 1, 1)
+    assert isinstance(scaling_of_plan(DataPlan(DataSettings(), 2)), Symmetric)
+    assert read_config({}).run.data.input_scaling == "symmetric"
+
+
+def nodes_plan(**changes):
+    settings = {"dataset": "folder:elsewhere", "configured_shape": "3", "configured_classes": 3}
+    return DataPlan(DataSettings(**{**settings, "public_dataset": "none", **changes}), 2)
+
+
+def test_nodes_with_their_own_tables_share_the_statistics_of_the_public_set():
+    path = f"{HERE}:skewed"
+    plan = nodes_plan(public_dataset=f"{HERE}:complete").at_node(path)
+    by_public = standardized_by_column(torch.from_numpy(complete()[0]).float())
+    client = load_client(plan, 0, path)
+    assert torch.equal(client.scaling.mean, by_public.mean)
+    torch.testing.assert_close(public_pool(plan).mean(dim=0), torch.zeros(3), atol=1e-3, rtol=0)
+
+
+def test_images_of_a_node_are_not_scaled_as_numbers_of_others(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (20, 28, 28), dtype=np.uint8)
+    write_image_folder(tmp_path / "own", images, [0, 1] * 10)
+    settings = DataSettings(dataset=f"{HERE}:floats", partition="iid", held_out_size=5)
+    with pytest.raises(DataError, match="this node has images, and the samples of the run are"):
+        load_client(DataPlan(settings, 2), 0, str(tmp_path / "own"))
+
+
+def test_without_a_public_set_an_operator_names_the_statistics(tmp_path):
+    path = f"{HERE}:skewed"
+    plan = nodes_plan().at_node(path)
+    with pytest.raises(DataError, match="set input-statistics in the node config to a JSON file"):
+        load_client(plan, 0, path)
+    file = tmp_path / "statistics.json"
+    file.write_text(json.dumps({"mean": [5e5, 7, 0], "deviation": [1e4, 1, 1e-3]}))
+    client = load_client(plan, 0, path, statistics=str(file))
+    rows = torch.from_numpy(skewed()[0]).float()
+    expected = (rows - torch.tensor([5e5, 7, 0])) / torch.tensor([1e4, 1, 1e-3])
+    samples = expected[torch.from_numpy(client.positions[0])]
+    torch.testing.assert_close(client.train_images, samples, equal_nan=True)
+    again = scaling_from(json.loads(json.dumps(client.scaling.described())))
+    torch.testing.assert_close(again(rows), expected, equal_nan=True)
+    file.write_text(json.dumps({"mean": [0], "deviation": [1]}))
+    with pytest.raises(DataError, match="needs the lists mean and deviation, each of 3 numbers"):
+        load_client(plan, 1, path, statistics=str(file))
+
+
+def cancer():
+    return load_breast_cancer(return_X_y=True)
+
+
+DIGITS = load_digits()
+AS_ARRAYS = {
+    "rows": DIGITS.data / 16 * 255,
+    "bytes": np.uint8(DIGITS.data * 15),
+    "no channel": np.uint8(DIGITS.images * 15),
+    "channels last": np.uint8(DIGITS.images[..., None] * 15),
+    "floats to 255": DIGITS.images[:, None] / 16 * 255,
+}
+
+
+@pytest.mark.parametrize("layout", AS_ARRAYS)
+def test_pixels_are_scaled_in_any_layout(layout, own, tmp_path):
+    settings = {**own, "strategy": "fedavg", "num-server-rounds": 2, "client-split": "70/10/20"}
+    data = AS_ARRAYS[layout], DIGITS.target
+    run = fedkd_flwr.run(settings, dataset=data, output_dir=tmp_path / "run")
+    assert run.rounds["accuracy_mean"].iloc[-1] > 0.85
+
+
+@pytest.mark.parametrize(("scaling", "low", "high"), [("symmetric", 0.5, 0.75), ("auto", 0.92, 1)])
+def test_a_table_whose_columns_differ_in_spread_needs_scaling(scaling, low, high, tmp_path, logged):
+    """0.63 of the samples are in one class."""
+    settings = {"strategy": "fedavg", "models": "mlp", "partition": "iid", "num-clients": 3}
+    settings |= {"dataset": f"{HERE}:cancer", "input-scaling": scaling, "device": "cpu"}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    assert low < run.rounds["accuracy_mean"].iloc[-1] < high
+    said = any("spreads of columns differ by a factor of 2.15e+05" in line for line in logged())
+    assert said == (scaling == "symmetric")
 
 
 @pytest.mark.parametrize(

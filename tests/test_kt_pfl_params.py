@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import trained
 from helpers import Witness, run_with
-from two_clients import (
-    CHANGES,
-    gradient,
-    sizes_of,
-    training_data,
-    witnessed,
-)
+from two_clients import CHANGES, sizes_of, training_data, witnessed
 
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.kt_pfl_params import distance_gradient
@@ -25,16 +20,12 @@ def small(small):
 
 
 def step_by_autograd(coefficients, models, shares, rate=0.05, rho=0.6):
-    """Take Eq. 11's step on the models themselves, with lambda = 1, and project."""
     c = torch.tensor(coefficients, requires_grad=True)
     w = torch.from_numpy(np.array(models, dtype=np.float64))
     distances = (c @ w - w).square().sum(dim=1)
     regularization = rho * (c - 1 / len(coefficients)).square().sum()
     (torch.from_numpy(shares) @ distances + regularization).backward()
     return project_onto_simplex(coefficients - rate * c.grad.numpy(), np.ones(len(coefficients)))
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_the_gradient_in_closed_form_is_autograds_up_to_a_constant_a_row():
@@ -65,11 +56,8 @@ def test_clients_start_part_of_the_way_to_the_mixture_of_models(small, tmp_path)
         ends = []
         for n in (0, 1):
             np.testing.assert_allclose(run.down[t, "train", n]["weights"], sent[n], atol=3e-6)
-            weights = starts[n]
-            for _ in range(3):
-                weights = weights - np.float32(0.2) * gradient(weights, *training_data(small, n))
-            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights, atol=3e-6)
-            ends.append(weights)
+            ends.append(trained(starts[n], *training_data(small, n), steps=3))
+            np.testing.assert_allclose(run.up[t, "train", n]["weights"], ends[n], atol=3e-6)
         before, coefficients = coefficients, step_by_autograd(coefficients, ends, shares)
         np.testing.assert_allclose(
             finished.matrices["coefficients"][t - 1], coefficients, atol=1e-5

@@ -14,9 +14,6 @@ def small(small):
     return {**small, "strategy": "lg-fedavg", "lg-fedavg.feature-width": 12, "cohort": "off"}
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_two_clients_of_unequal_sizes_get_the_mean_head_by_samples(small, tmp_path):
     changes = {"num-clients": 2, "partition": "dirichlet", "max-samples": 300}
     witness = Witness()

@@ -38,7 +38,6 @@ def page_section():
 
 
 def listed_files():
-    """Return the files in the numbered list of that section."""
     items = re.findall(r"^\d+\. `([\w/.]+)`", page_section(), re.MULTILINE)
     assert len(items) == len(set(items))
     return set(items)

@@ -1,4 +1,4 @@
-"""What a method writes on the server: few names, and no others of the server."""
+"""What a method writes on server and client: few names, and no others of the two."""
 
 import ast
 import re
@@ -7,36 +7,64 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.client import NumPyClient
+from helpers import client_of
 from test_layering import MODULES
 
+from fedkd_flwr.clients.base import HOOKS_BEFORE, PersonalClient
 from strategies.core.client_info import ClientInfo
-from strategies.core.plan import RunPlan
+from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.fedavg import FedAvg
+from strategies.fedper import FedPer
 from strategies.method import Method
 
 ROOT = Path(__file__).parents[1]
-NAMES = {name for name in {*vars(Method), *Method.__annotations__} if not name.startswith("_")}
-PROTOCOL = ("strategies.base", "strategies.method")
-METHODS = [
-    name for name in MODULES if re.fullmatch(r"strategies\.\w+", name) and name not in PROTOCOL
-]
+OF_INSTANCE = {"session", "settings", "device", "partition_id"}
+"""What a client has from its first line on."""
+
+OF_FLOWER = {name for name in dir(NumPyClient) if not name.startswith("_")}
 
 
-def test_a_method_sees_at_most_25_names_of_the_server():
-    assert len(NAMES) <= 25
+def public(*kinds):
+    names = set().union(*(vars(kind) for kind in kinds))
+    return {name for name in names if not name.startswith("_")}
 
 
-def test_the_guide_lists_these_names_and_no_others():
+SIDES = {
+    "the server": (Method, public(Method) | set(Method.__annotations__)),
+    "a client": (PersonalClient, (public(PersonalClient) | OF_INSTANCE) - OF_FLOWER),
+}
+"""The class from which a method's derives, and the names that it has."""
+
+PROTOCOL = ("strategies.base", "strategies.method", "fedkd_flwr.clients.base")
+
+
+@pytest.fixture(params=SIDES)
+def side(request):
+    return request.param
+
+
+def test_a_method_sees_at_most_25_names_of_a_side(side):
+    assert len(SIDES[side][1]) <= 25
+
+
+def test_the_names_that_a_client_has_from_its_first_line_on(small):
+    client = client_of(small, strategy="local")
+    assert {name for name in vars(client) if not name.startswith("_")} == OF_INSTANCE
+
+
+def test_the_guide_lists_these_names_and_no_others(side):
     guide = (ROOT / "docs/how-to/custom-methods.md").read_text()
-    section = guide.partition("## All names on the server\n")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)", section, re.MULTILINE)) == NAMES
+    section = guide.partition(f"## All names on {side}\n")[2]
+    listed = re.findall(r"^\| `(\w+)", section.partition("\n## ")[0], re.MULTILINE)
+    assert set(listed) == SIDES[side][1]
 
 
-def of_server(name):
-    """Return the names of the server that methods of a module read, and those that they define."""
+def names_in(name, base):
+    """Return the names of a side that methods of a module read, and those that they define."""
     read, defined, module = set(), set(), import_module(name)
     for kind in ast.parse(MODULES[name].read_text()).body:
-        if not (isinstance(kind, ast.ClassDef) and issubclass(getattr(module, kind.name), Method)):
+        if not (isinstance(kind, ast.ClassDef) and issubclass(getattr(module, kind.name), base)):
             continue
         for node in ast.walk(kind):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -49,12 +77,34 @@ def of_server(name):
     return read, defined
 
 
-def test_methods_read_no_other_names_of_the_server():
-    classes = {name: of_server(name) for name in METHODS}
+def test_methods_read_no_other_names_of_a_side(side):
+    base, names = SIDES[side]
+    package = re.compile(
+        r"strategies\.\w+" if side == "the server" else r"fedkd_flwr\.clients\.\w+"
+    )
+    modules = [name for name in MODULES if package.fullmatch(name) and name not in PROTOCOL]
+    classes = {name: names_in(name, base) for name in modules}
     own = set().union(*(defined for _, defined in classes.values()))
     assert len(own) > 50
     for name, (read, _) in classes.items():
-        assert read <= NAMES | own, name
+        assert read <= names | own, name
+
+
+@pytest.mark.parametrize("name", HOOKS_BEFORE)
+def test_a_hook_of_an_earlier_version_is_refused_with_what_to_write(name):
+    with pytest.raises(TypeError, match=f"Mine.{name} is no hook any more: .*`"):
+        type("Mine", (PersonalClient,), {name: None})
+
+
+def test_a_client_is_made_from_a_session_alone():
+    with pytest.raises(TypeError, match=r"write `def __init__\(self, session\)`"):
+        type("Mine", (PersonalClient,), {"__init__": lambda self, context, run, settings: None})
+    type("Mine", (PersonalClient,), {"__init__": lambda self, session: None})
+
+
+def test_settings_that_do_not_say_which_layers_stay_are_refused():
+    with pytest.raises(ImpossiblePlanError, match=r"derive Settings from FedPerSettings"):
+        FedPer(RunPlan(num_clients=2, num_classes=2), Settings())
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ def test_a_class_without_a_record_has_that_of_its_base_without_its_promises():
 
     assert KTpFL.record.dp_sgd and KTpFL.record.takes_estimators
     assert not Mine.record.dp_sgd and not Mine.record.takes_estimators
+    assert KTpFL.record.paper and Mine.record.paper is None
     assert Mine.record.settings_type is KTpFL.record.settings_type
     assert Mine.record.needs == (Need.PUBLIC_DATA,)
     assert Own.record == MethodRecord()

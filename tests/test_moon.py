@@ -3,15 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import LAYERS
+from by_hand import parts_of
 from torch.nn import functional
-from two_clients import (
-    CHANGES,
-    returned_weights,
-    sizes_of,
-    training_data,
-    witnessed,
-)
+from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
 MU, TAU = 2.0, 0.4
 
@@ -23,8 +17,7 @@ def small(small):
 
 
 def features_and_logits(weights, images):
-    parts = torch.split(weights, [int(np.prod(shape)) for shape in LAYERS])
-    w1, b1, w2, b2 = (part.view(shape) for part, shape in zip(parts, LAYERS, strict=True))
+    w1, b1, w2, b2 = parts_of(weights)
     hidden = torch.relu(images @ w1.T + b1)
     return hidden, hidden @ w2.T + b2
 
@@ -34,7 +27,6 @@ def cosine(first, second):
 
 
 def by_hand(start, previous, images, labels, steps=3, rate=0.2):
-    """Return the weights after a round; all weights are flat arrays."""
     start, previous = (torch.from_numpy(np.array(weights)) for weights in (start, previous))
     received, old = (features_and_logits(weights, images)[0] for weights in (start, previous))
     weights = start.clone()
@@ -53,26 +45,13 @@ def by_hand(start, previous, images, labels, steps=3, rate=0.2):
 def test_two_rounds_by_hand(cohort, small, tmp_path):
     """In the second round the previous model is that of the end of the first one."""
     run, _ = witnessed(small, tmp_path / "run", cohort=cohort)
-    shares = sizes_of(small) / sizes_of(small).sum()
-    back, previous = returned_weights(run), [run.down[1, "train", n]["weights"] for n in (0, 1)]
-    for t in (1, 2):
-        sent = run.down[t, "train", 0]["weights"]
-        ends = [by_hand(sent, previous[n], *training_data(small, n)) for n in (0, 1)]
-        for n in (0, 1):
-            np.testing.assert_allclose(back[t, n], ends[n], atol=5e-6)
-        evaluated = run.down[t, "evaluate", 0]["weights"]
-        np.testing.assert_allclose(evaluated, shares @ ends, atol=5e-6)
-        previous = ends
+    previous = [run.down[1, "train", n]["weights"] for n in (0, 1)]
 
+    def end_of(sent, n):
+        previous[n] = by_hand(sent, previous[n], *training_data(small, n))
+        return previous[n]
 
-def test_the_first_round_is_fedavg_and_the_second_is_not(small, tmp_path):
-    """With equal models on both sides of the contrast, its gradient is zero."""
-    moon, _ = witnessed(small, tmp_path / "moon")
-    fedavg, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "fedavg")
-    ours, theirs = returned_weights(moon), returned_weights(fedavg)
-    for n in (0, 1):
-        np.testing.assert_allclose(ours[1, n], theirs[1, n], atol=1e-6)
-        assert np.abs(ours[2, n] - theirs[2, n]).max() > 1e-4
+    assert_rounds(run, small, end_of, atol=5e-6)
 
 
 def test_batches_meet_the_features_of_their_own_samples(small, tmp_path):

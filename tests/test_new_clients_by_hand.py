@@ -11,7 +11,7 @@ from helpers import Witness, client_of, random_simplex, reply_with, run_with
 from test_new_clients import new_clients_of, settings_for
 from torch.nn import functional
 
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
@@ -78,7 +78,7 @@ def test_fedmd_teaches_the_mean_of_trained_clients(predictions):
 
 
 def test_kt_pfl_updates_its_row_by_eq_7(predictions):
-    strategy = taught(KTpFL, predictions, coefficient_learning_rate=0.05, public_batch_size=2)
+    strategy = taught(KTpFL, predictions, coefficient_learning_rate=0.05, coefficient_batch_size=2)
     before = strategy.state.coefficients.whole()
     np.testing.assert_allclose(before[np.ix_(TRAINED, TRAINED)].sum(axis=1), 1)
     np.testing.assert_array_equal(before[TRAINED][:, [FIRST, SECOND]], 0)

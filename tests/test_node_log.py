@@ -27,6 +27,8 @@ def silo(tmp_path):
 
 
 METRICS = {"num-examples": 216, "train-loss": 0.41234, "correct": 77, "total": 108}
+METRICS = {"num-examples": 216, "train-loss": 0.41234, "own-test-correct": 77,
+           "own-test-total": 108}  # fmt: skip
 
 
 def logged_by(monkeypatch, caplog, node_config, kind, config, metrics, group_id="3"):

@@ -61,13 +61,11 @@ def code_cells(notebook):
 
 
 def python_of(cell):
-    """Return a cell's Python without lines for IPython."""
     lines = cell.source.splitlines()
     return "\n".join(line for line in lines if not line.startswith(("%", "!")))
 
 
 def texts_of(output):
-    """Return the texts of an output."""
     if output.output_type == "stream":
         return [output.text]
     return [str(data) for kind, data in output.get("data", {}).items() if "image" not in kind]

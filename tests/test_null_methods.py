@@ -6,13 +6,7 @@ from scipy import stats
 
 import fedkd_flwr
 from fedkd_flwr.analysis.significance import LEVEL
-from tests.null_methods import (
-    accuracy,
-    false_claims,
-    found_gains,
-    stored_accuracies,
-    tables_of,
-)
+from tests.null_methods import accuracy, false_claims, found_gains, stored_accuracies, tables_of
 
 TABLES = 120
 

@@ -5,12 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers import stopped
 from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.cli import app
-from fedkd_flwr.clients import stateful
+from fedkd_flwr.clients import remembered
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.config import ConfigError, current_config, known_names, lost_keys, read_config
 from fedkd_flwr.config.old_keys import OLD_KEYS, OldKey
@@ -45,17 +46,6 @@ def as_old(path, old, **config):
     file.write_text(json.dumps(described))
 
 
-def stopped(settings, path):
-    """Stop a run after its second round."""
-
-    def stop(row):
-        if row["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedkd_flwr.run(settings, output_dir=path, on_round=stop)
-
-
 def test_no_old_key_is_a_key_of_this_version():
     assert not OLD_KEYS.keys() & {*known_names()}
     assert {old.new for old in OLD_KEYS.values() if old.new} <= {*known_names()}
@@ -64,7 +54,10 @@ def test_no_old_key_is_a_key_of_this_version():
 def test_every_key_of_the_old_run_is_known_or_in_the_table(old):
     unknown = old["config"].keys() - {*known_names()}
     assert unknown == OLD_KEYS.keys()
-    assert read_config(current_config(old["config"])).run.strategy == "kt-pfl"
+    old["config"]["kt-pfl.public-batch-size"] = 17
+    current = read_config(current_config(old["config"]))
+    assert current.run.strategy == "kt-pfl"
+    assert current.flat()["kt-pfl.coefficient-batch-size"] == 17
 
 
 @pytest.mark.parametrize("option", [{}, {"num_server_rounds": 5}])
@@ -75,8 +68,8 @@ def test_an_old_run_continues_with_the_numbers_of_one_go(
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole", num_server_rounds=rounds)
     with monkeypatch.context() as patch:
         # Clients of another version note other digests of the same settings in their memories.
-        patch.setattr(stateful, "owner_of_memory", lambda *_: {"0": 1.0})
-        stopped(settings, tmp_path / "run")
+        patch.setattr(remembered, "owner_of_memory", lambda *_: {"0": 1.0})
+        stopped(settings, tmp_path / "run", last_round=2)
     as_old(tmp_path / "run", old)
     resumed = fedkd_flwr.resume(tmp_path / "run", accept_changes=True, **option)
     assert list(resumed.rounds["loss_mean"]) == list(whole.rounds["loss_mean"])

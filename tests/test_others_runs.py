@@ -1,7 +1,6 @@
 """What a run directory, a node or a clock of somebody else must not do to this machine."""
 
 import io
-import json
 import logging
 import os
 import shutil
@@ -9,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from conftest import SMALL
+from helpers import change_json
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -63,12 +63,8 @@ ESCAPE = "\x1b[2J\x1b[31mall clear\x07\u202e"
 
 
 def test_escapes_of_others_do_not_reach_the_terminal(peer):
-    file = peer / "config.json"
-    content = json.loads(file.read_text())
-    content["config"]["strategy"] = ESCAPE
-    file.write_text(json.dumps(content))
-    summary = json.loads((peer / "summary.json").read_text())
-    (peer / "summary.json").write_text(json.dumps({**summary, "strategy": ESCAPE}))
+    change_json(peer / "config.json", config={"strategy": ESCAPE})
+    change_json(peer / "summary.json", strategy=ESCAPE)
     for line in (["compare"], ["compare", "--format", "table"], ["compare", "--format", "csv"],
                  ["rank"], ["genotypes"]):  # fmt: skip
         output = CliRunner().invoke(app, [*line, str(peer)]).output

@@ -14,8 +14,8 @@ from flwr.app import Context, RecordDict
 from helpers import client_of
 
 from fedkd_flwr import files
-from fedkd_flwr.clients import stateful
-from fedkd_flwr.clients.request import Request
+from fedkd_flwr.clients import remembered
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.memory import Memory, MemoryFolder, forget_old_runs, locked
 
@@ -23,8 +23,6 @@ RUN = "0f"
 
 
 class Node:
-    """A node that keeps its memory in a folder."""
-
     def __init__(self, small, folder, **changes):
         flat = read_config({**small, "strategy": "local", "models": "mlp", **changes}).flat()
         self.small, self.config = small, flat
@@ -32,14 +30,13 @@ class Node:
         self.folder = MemoryFolder(folder / "0" / RUN)
 
     def context(self, state=None):
-        """Return the context that Flower hands out with a message."""
         return Context(
             1, 1, dict(self.node_config), copy.deepcopy(state) or RecordDict(), self.config
         )
 
     def serve(self, server_round, context):
         client = client_of(self.small, context=context)
-        return client.serve(Request(server_round=server_round, run_id=RUN))
+        return client.session.serve(Request(server_round=server_round, run_id=RUN))
 
     def rounds(self):
         return [int(file.stem[-6:]) for file in self.folder.files()]
@@ -64,7 +61,7 @@ def arrived(monkeypatch):
         counted.release()
         return locked(folder)
 
-    monkeypatch.setattr(stateful, "locked", counting)
+    monkeypatch.setattr(remembered, "locked", counting)
     return counted
 
 
@@ -95,26 +92,25 @@ def test_a_message_goes_on_from_the_one_before_it(noise, small, tmp_path, monkey
     for _ in range(4):
         wait_for(arrived)
     slow, next_one = node.context(start.state), node.context(start.state)
-    note, has_trained = stateful.StatefulClient._note, threading.Event()
+    note, has_trained = remembered.Remembered.note_round, threading.Event()
     # Without it, the thread may take its own arrival for that of round 3.
     is_counted = threading.Event()
 
-    def note_late(client, server_round):
-        if server_round == 2:
+    def note_late(memory, request):
+        if request.server_round == 2:
             has_trained.set()
             assert is_counted.wait(timeout=60)
             wait_for(arrived)  # the message of round 3
-        note(client, server_round)
+        note(memory, request)
 
-    monkeypatch.setattr(stateful.StatefulClient, "_note", note_late)
+    monkeypatch.setattr(remembered.Remembered, "note_round", note_late)
     second = in_thread(node.serve, 2, slow)
     wait_for(arrived)
     is_counted.set()
     assert has_trained.wait(timeout=60)
     reply = node.serve(3, next_one)
     second.join()
-    for mine, theirs in zip(weights(next_one.state), weights(steady.state), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_equal(weights(next_one.state), weights(steady.state))
     assert reply.metrics == expected.metrics
     assert node.rounds() == [2, 3]
 

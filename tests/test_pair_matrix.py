@@ -80,7 +80,6 @@ def test_kt_pfl_with_sampling_equals_the_rule_on_whole_matrices():
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory):
-    """A run in which some clients never train."""
     settings = {
         "strategy": "kt-pfl", "models": "mlp", "num-clients": 6, "fraction-train": 0.34,
         "num-server-rounds": 2, "max-samples": 300, "kt-pfl.coefficient-learning-rate": 0.5,

@@ -7,9 +7,9 @@ from helpers import client_of
 from torch import nn
 from two_clients import (
     CHANGES,
+    assert_rounds,
     assert_same_models,
     gradient,
-    sizes_of,
     training_data,
     witnessed,
 )
@@ -23,25 +23,18 @@ def small(small):
     return {**small, **CHANGES, "strategy": "per-fedavg"}
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 def test_clients_step_along_the_gradient_after_a_step(small, tmp_path):
     """With all samples in a batch, b1 and b2 are the same in another order."""
     run, _ = witnessed(small, tmp_path / "run", **{"per-fedavg.inner-learning-rate": 0.3})
-    shares = sizes_of(small) / sizes_of(small).sum()
-    model = run.down[1, "train", 0]["weights"]
-    for t in (1, 2):
-        ends = []
-        for n in (0, 1):
-            np.testing.assert_allclose(run.down[t, "train", n]["weights"], model, atol=2e-6)
-            data, weights = training_data(small, n), model
-            for _ in range(3):
-                stepped = weights - np.float32(0.3) * gradient(weights, *data)
-                weights = weights - np.float32(0.2) * gradient(stepped, *data)
-            np.testing.assert_allclose(run.up[t, "train", n]["weights"], weights, atol=2e-6)
-            ends.append(weights)
-        model = (shares @ ends).astype(np.float32)
+
+    def end_of(weights, n):
+        data = training_data(small, n)
+        for _ in range(3):
+            stepped = weights - np.float32(0.3) * gradient(weights, *data)
+            weights = weights - np.float32(0.2) * gradient(stepped, *data)
+        return weights
+
+    assert_rounds(run, small, end_of)
 
 
 def test_the_gradient_of_the_loss_is_of_first_order_and_keeps_the_batches_apart():
@@ -95,13 +88,13 @@ def test_an_adaptation_by_an_epoch_takes_a_step_on_each_batch(batch_size, small,
     client = client_of({**small, "per-fedavg.inner-learning-rate": 0.3})
     weights = model_vectors(client.model)["weights"].copy()
     batches = list(client.adaptation_batches(1))
-    assert len(batches) == -(-client.num_examples // batch_size)
+    assert len(batches) == -(-client.data.num_train // batch_size)
     seen = torch.cat([images for images, _ in batches]).flatten(1)
     own = client.data.train_images.flatten(1)
     torch.testing.assert_close(seen.sum(0), own.sum(0))
     for images, labels in batches:
         weights = weights - np.float32(0.3) * gradient(weights, images.flatten(1), labels)
-    client.prepare_evaluation(model_vectors(client.model), 1)
+    client.evaluated(model_vectors(client.model), 1)
     np.testing.assert_allclose(model_vectors(client.model)["weights"], weights, atol=2e-6)
 
 

@@ -11,8 +11,8 @@ import fedkd_flwr
 from fedkd_flwr import runs
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients import persfl
+from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.persfl import PersFLClient
-from fedkd_flwr.clients.request import Request
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import resolve_output
 from fedkd_flwr.engines.in_process import InProcessGrid
@@ -49,6 +49,20 @@ class Attempts:
         monkeypatch.setattr(PersFLClient, "distilled", distilled)
 
 
+def cut_run(settings, folder, monkeypatch, cut_at):
+    with monkeypatch.context() as patch:
+        Attempts(patch, cut_at)
+        with pytest.raises(KeyboardInterrupt):
+            fedkd_flwr.run(settings, output_dir=folder)
+
+
+def resumed_run(folder, monkeypatch):
+    """Resume a run; return it and the pairs that were tried."""
+    with monkeypatch.context() as patch:
+        attempts = Attempts(patch)
+        return fedkd_flwr.resume(folder), attempts.tried
+
+
 def assert_same(run, whole):
     pd.testing.assert_frame_equal(run.table(PAIRS), whole.table(PAIRS))
     for column in ("loss", "accuracy", "lambda", "temperature", "teacher_round"):
@@ -62,24 +76,19 @@ def assert_same(run, whole):
         ("mlp", "off", 7, 13),  # in the middle of the second client's
         ("mlp", "on", 8, 15),  # side by side: the first of four clients notes its second pair
         # It draws what it drops; two clients.
-        pytest.param("alexnet", "off", 2, 8, marks=pytest.mark.slow),
+        pytest.param("vgg11", "off", 2, 8, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_interrupted_in_stage_2_continues_after_the_last_pair(
     models, cohort, cut_at, left, small, tmp_path, monkeypatch
 ):
     small |= {"models": models, "cohort": cohort}
-    if models == "alexnet":
+    if models == "vgg11":
         small |= {"num-clients": 2, "max-samples": 150, "num-server-rounds": 1}
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        Attempts(patch, cut_at)
-        with pytest.raises(KeyboardInterrupt):
-            fedkd_flwr.run(small, output_dir=tmp_path / "cut")
-    with monkeypatch.context() as patch:
-        attempts = Attempts(patch)
-        finished = fedkd_flwr.resume(tmp_path / "cut")
-    assert len(attempts.tried) == left
+    cut_run(small, tmp_path / "cut", monkeypatch, cut_at)
+    finished, tried = resumed_run(tmp_path / "cut", monkeypatch)
+    assert len(tried) == left
     assert_same(finished, whole)
     assert not list((tmp_path / "cut").rglob(PROGRESS))
 
@@ -114,19 +123,13 @@ def test_a_full_disk_at_the_end_of_the_round_loses_no_pair(small, tmp_path, monk
         patch.setattr(runs.directory, "write_checkpoint", full)
         with pytest.raises(RunDirectoryError, match="No space left"):
             fedkd_flwr.run(small, output_dir=tmp_path / "run")
-    with monkeypatch.context() as patch:
-        attempts = Attempts(patch)
-        fedkd_flwr.resume(tmp_path / "run")
-    assert attempts.tried == []
+    assert resumed_run(tmp_path / "run", monkeypatch)[1] == []
 
 
 def test_it_continues_on_a_device_whose_generator_was_not_saved(small, tmp_path, monkeypatch):
     """As from a CPU to a GPU."""
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        Attempts(patch, cut_at=7)
-        with pytest.raises(KeyboardInterrupt):
-            fedkd_flwr.run(small, output_dir=tmp_path / "cut")
+    cut_run(small, tmp_path / "cut", monkeypatch, cut_at=7)
     both = [torch.default_generator, torch.Generator()]
     monkeypatch.setattr(persfl, "generators_of", lambda device: both)
     assert_same(fedkd_flwr.resume(tmp_path / "cut"), whole)
@@ -136,7 +139,6 @@ def test_it_continues_on_a_device_whose_generator_was_not_saved(small, tmp_path,
 
 
 def failing_at(monkeypatch, *clients):
-    """Let stage 2 fail at some clients."""
     original = PersFLClient.distilled
 
     def distilled(client, logits, imitation, temperature, server_round):
@@ -148,21 +150,21 @@ def failing_at(monkeypatch, *clients):
 
 
 def test_a_run_stopped_by_too_few_replies_in_stage_2_can_continue(small, tmp_path, monkeypatch):
-    small |= {"min-replies": 3}
+    small |= {"min-replies": 3, "on-client-error": "drop"}
     whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
     with monkeypatch.context() as patch:
         failing_at(patch, 0, 2)
-        with pytest.raises(TooFewRepliesError, match="Stage 2 has 2 valid replies and min-replies"):
+        reason = r"2 valid replies and min-replies is 3 \(client 0: .*out of memory.*; client 2"
+        with pytest.raises(TooFewRepliesError, match=reason):
             fedkd_flwr.run(small, output_dir=tmp_path / "cut")
-    with monkeypatch.context() as patch:
-        attempts = Attempts(patch)
-        finished = fedkd_flwr.resume(tmp_path / "cut")
-    assert {n for n, *_ in attempts.tried} == {0, 2}
+    finished, tried = resumed_run(tmp_path / "cut", monkeypatch)
+    assert {n for n, *_ in tried} == {0, 2}
     assert_same(finished, whole)
 
 
 def test_an_extended_run_discards_its_personalized_models(small, tmp_path, monkeypatch):
     """A client that fails in the new second stage is evaluated with its teacher."""
+    small |= {"on-client-error": "drop"}
     fedkd_flwr.run(small, output_dir=tmp_path / "run")
     failing_at(monkeypatch, 1)
     grown = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
@@ -192,13 +194,12 @@ def test_more_rounds_are_refused_where_the_last_one_gave_candidates_to_all(small
 def noting_client(small, folder):
     """Return a client with a teacher that saves its progress in a folder, if there is one."""
     client = client_of(small, **{"state-dir": str(folder) if folder else ""})
-    client.request = Request(server_round=2, run_id="ab12")
+    client.session.request = Request(server_round=2, run_id="ab12")
     client.consider_teacher(0)
     return client
 
 
 def personalized(client, monkeypatch):
-    """Let a client personalize; return its counts, and how many pairs it tried."""
     with monkeypatch.context() as patch:
         attempts = Attempts(patch)
         counts = client.personalize(server_round=2)
@@ -206,7 +207,6 @@ def personalized(client, monkeypatch):
 
 
 def cut_short(client, monkeypatch):
-    """Interrupt a client after three pairs."""
     with monkeypatch.context() as patch:
         Attempts(patch, cut_at=3)
         with pytest.raises(KeyboardInterrupt):

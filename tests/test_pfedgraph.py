@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from two_clients import (
-    CHANGES,
-    loss_of,
-    returned_weights,
-    sizes_of,
-    training_data,
-    witnessed,
-)
+from two_clients import CHANGES, loss_of, returned_weights, sizes_of, training_data, witnessed
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan

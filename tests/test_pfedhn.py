@@ -1,6 +1,5 @@
 """pFedHN (Shamsian et al. 2021): the hypernetwork's step, against autograd and by hand."""
 
-import copy
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +10,9 @@ from helpers import Witness, breaking, replacing, run_with
 from two_clients import witnessed
 
 from fedkd_flwr.config import read_config
-from strategies.core.client_info import ClientInfo
-from strategies.core.plan import RunPlan
 from strategies.core.randomness import random_generator
 from strategies.core.state import named_arrays
 from strategies.pfedhn import (
-    PFedHN,
     PFedHNSettings,
     cut_to_norm,
     generated_weights,
@@ -40,7 +36,6 @@ def random_network(num_clients=3, length=7):
 
 
 def forward(parts, client):
-    """Return the client's weights from a hypernetwork of tensors."""
     layers = sum(name.startswith("weights/") for name in parts)
     features = parts["embeddings"][client]
     for layer in range(layers):
@@ -54,9 +49,6 @@ def as_leaves(network):
     return {
         name: torch.tensor(part, requires_grad=True) for name, part in named_arrays(network).items()
     }
-
-
-# ---- The mathematics -----------------------------------------------------------------
 
 
 def test_the_vector_jacobian_product_is_that_of_autograd():
@@ -86,9 +78,6 @@ def test_gradient_clipping_uses_the_norm_over_all_parts():
     cut_to_norm(gradient, 1.0)
     np.testing.assert_allclose(gradient[0], [0.6], rtol=1e-6)
     np.testing.assert_allclose(gradient[1], [[0, 0.8]], rtol=1e-6)
-
-
-# ---- The update ----------------------------------------------------------------------
 
 
 def test_the_first_step_mixes_what_clients_learned_by_their_features(small, tmp_path):
@@ -136,41 +125,6 @@ def test_each_round_is_a_step_of_gradient_descent_with_momentum(small, tmp_path)
     assert np.abs(sent - start).max() > 1e-3
 
 
-def test_the_update_of_a_round_is_the_sum_of_its_repliers_updates():
-    """Plain steps: with momentum 0 every replier moves the hypernetwork as if it were alone."""
-    size, length = 4, 7
-    settings = PFedHNSettings(hidden_size=5, learning_rate=0.1, momentum=0.0)
-    draw = np.random.default_rng(2)
-    start, head = draw.normal(size=length), draw.normal(size=(length, 5))
-    models = {n: {"weights": draw.normal(size=length).astype(np.float32)} for n in range(size)}
-
-    def moved(repliers):
-        plan = RunPlan(num_clients=size, num_classes=3)
-        strategy = PFedHN(plan, settings)
-        strategy.members.clients = {n: ClientInfo(n, n, "mlp", 10) for n in range(size)}
-        strategy.state = strategy.begin({"weights": np.float32(start)})
-        strategy.state.network.head[:] = head
-        before = copy.deepcopy(named_arrays(strategy.state.network))
-        state = strategy.aggregate_models(1, {n: models[n] for n in repliers})
-        return {name: part - before[name] for name, part in named_arrays(state.network).items()}
-
-    together, alone = moved(range(size)), [moved([n]) for n in range(size)]
-    for name, part in together.items():
-        np.testing.assert_allclose(part, sum(one[name] for one in alone), atol=1e-5)
-        assert np.abs(part).max() > 1e-3
-
-
-def test_all_clients_start_from_the_initial_model_of_fedavg(small, tmp_path):
-    once = {"num-server-rounds": 1}
-    hypernetwork, _ = witnessed(small, tmp_path / "run", **once)
-    fedavg, _ = witnessed({**small, "strategy": "fedavg"}, tmp_path / "fedavg", **once)
-    for n in (0, 1):
-        first = [w.down[1, "train", n]["weights"] for w in (hypernetwork, fedavg)]
-        np.testing.assert_array_equal(*first)
-        last = [w.down[1, "evaluate", n]["weights"] for w in (hypernetwork, fedavg)]
-        assert not np.array_equal(*last)
-
-
 def test_a_client_that_sends_huge_weights_moves_the_hypernetwork_by_a_bounded_step(small, tmp_path):
     huge = replacing(weights=np.full(79510, 9e7, dtype=np.float32))
     witness = Witness(breaking(huge))
@@ -179,9 +133,6 @@ def test_a_client_that_sends_huge_weights_moves_the_hypernetwork_by_a_bounded_st
     features = 8 * 4  # no feature is beyond 4 with eight units
     assert np.isfinite(moved).all()
     assert np.linalg.norm(moved) <= 0.01 * 2 * 50 * (1 + features)
-
-
-# ---- Settings ------------------------------------------------------------------------
 
 
 def test_embeddings_are_as_long_as_the_paper_says_unless_set():

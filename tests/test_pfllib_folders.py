@@ -39,6 +39,7 @@ def folder(tmp_path):
 
 
 def plan_of(folder, num_clients=3, **settings):
+    settings = {"client_split": "75/0/25", **settings}
     return DataPlan(DataSettings(dataset=folder, **settings), num_clients)
 
 
@@ -156,7 +157,10 @@ def test_damaged_files_are_refused_in_one_line(content, tmp_path):
     ("changes", "sentence"),
     [
         ({"num-clients": 4}, "has 3 clients, too few for 4; set num-clients to at most 3, or 0"),
-        ({"dataset": "digits", "partition": "by-file"}, "needs dataset = pfllib:PATH"),
+        (
+            {"dataset": "digits", "partition": "by-file"},
+            "needs dataset = clients:PATH or pfllib:PATH",
+        ),
         ({"dataset": "pfllib:nowhere"}, "0 files train/N.npz and 0 files test/N.npz"),
         ({"dataset": "pfllib:"}, "pfllib:PATH"),
         ({"held-out-size": 48}, "cannot hold out 48 of 48 samples"),

@@ -21,13 +21,12 @@ from strategies.persfl import PAIRS, PERSONALIZE, PersFL, PersFLSettings
 
 CLIENTS, SAMPLES, CLASSES = 3, 4, 2
 SIZES = {"num-examples": 9, "test-size": 5, "validation-size": 4}
-COUNTS = {"correct": 3, "total": 5, "loss": 0.5}
-VALIDATED = {"validation-correct": 2, "validation-total": 4, "validation-loss": 0.5}
+COUNTS = {"own-test-correct": 3, "own-test-total": 5, "own-test-loss": 0.5}
+VALIDATED = {"own-validation-correct": 2, "own-validation-total": 4, "own-validation-loss": 0.5}
 
 
 @pytest.fixture
 def received():
-    """What the clients are sent for training, by partition-id and phase."""
     return []
 
 

@@ -73,14 +73,12 @@ def test_accuracy_over_rounds_has_a_line_per_method_and_bands_over_seeds(compari
 
 
 def changed(run, **tables):
-    """Return a run with some of its tables replaced."""
     other = fedkd_flwr.load_run(run.path)
     vars(other).update(tables)
     return other
 
 
 def with_costs(comparison, **columns):
-    """Return a comparison with the table of other methods."""
     return replace(comparison, table=pd.DataFrame(columns, index=list("abcd")))
 
 
@@ -323,15 +321,6 @@ def test_a_genotype_is_drawn_with_its_operations_and_nodes(tmp_path):
     for suffix, start in {"png": b"\x89PNG", "svg": b"<?xml"}.items():
         figure.savefig(tmp_path / f"genotype.{suffix}")
         assert (tmp_path / f"genotype.{suffix}").read_bytes().startswith(start)
-
-
-def test_twenty_methods_have_different_styles(runs):
-    one = compare([runs["local", 0]])
-    groups = {f"method {i}": [runs["local", 0]] for i in range(20)}
-    many = replace(one, groups=groups)
-    axes = main_axes(plots.plot_accuracy_over_rounds(many))
-    styles = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
-    assert len(styles) == 20
 
 
 def styles_of(groups, comparison):

@@ -25,7 +25,6 @@ def finished(small, tmp_path):
 
 
 def changed(run, **parts):
-    """Change what a run says of its making, and return it as read again."""
     file = run.path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
     return load_run(run.path)
@@ -100,9 +99,6 @@ def test_processes_that_continued_a_run_count_unless_their_rounds_were_repeated(
     assert f"torch ({here['versions']['torch']}, 0.0.1)" in note
     legs = changed(run, continued=[upgraded, modified])
     assert notes_on_provenance([legs]) == ["Runs that code other than its recorded commit made: 1."]
-
-
-# ---- Versions of a node's packages ---------------------------------------------------
 
 
 OURS = {"flwr": "1.41.0", "fedkd-flwr": "0.1.0", "torch": "2.15.0"}

@@ -30,7 +30,6 @@ def part_of(folder, part, client):
 
 
 def answer(folder, message_type, client, model):
-    """Return the reply of the plain ClientApp to a model."""
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord()})
     message = Message(content, dst_node_id=1, message_type=message_type)
     context = Context(1, 1, {"partition-id": client}, RecordDict(), {})

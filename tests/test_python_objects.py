@@ -251,11 +251,14 @@ def test_a_pair_or_a_registered_method_is_a_strategy(own, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"strategy": MyProx}, "strategy is a .*; it should be a name, what fedkd_flwr.register"),
+        (
+            {"strategy": MyProx},
+            "strategy is the class MyProx; it should be a name, what fedkd_flwr.register",
+        ),
         ({"strategy": (FedProx, FedProxClient, 3)}, "or a pair of a strategy class and a client"),
         ({"strategy": (FedProx, 3)}, "client is 3; it should be a subclass of PersonalClient"),
         ({"models": nn.Linear(3, 2)}, "models: this is a network; pass its class or a function"),
-        ({"dataset": [1, 2, 3]}, r"dataset returned a list; it should be \(\) -> \(samples"),
+        ({"dataset": [1, 2, 3, 4]}, r"dataset returned a list; it should be \(\) -> \(samples"),
         ({"public-dataset": ([1.0], [0])}, "public-dataset returned samples"),
     ],
 )

@@ -9,11 +9,7 @@ from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.effects import matrix_of_pairs, notes_on_pairs
-from fedkd_flwr.analysis.ranking import (
-    accuracies_on_common_seeds,
-    best_first,
-    validation_accuracy,
-)
+from fedkd_flwr.analysis.ranking import accuracies_on_common_seeds, best_first, validation_accuracy
 from fedkd_flwr.cli import app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import Run
@@ -48,11 +44,7 @@ def opened(grid, small, large):
     from fedkd_flwr import load_run
 
     runs = [load_run(grid / name) for name in ("local", "small", "large")]
-    return [
-        runs[0],
-        set_validation(runs[1], small),
-        set_validation(runs[2], large),
-    ]
+    return [runs[0], set_validation(runs[1], small), set_validation(runs[2], large)]
 
 
 def test_the_settings_of_a_method_are_ordered_by_validation_accuracy(grid):
@@ -67,7 +59,6 @@ def test_the_settings_of_a_method_are_ordered_by_validation_accuracy(grid):
 
 
 def with_seed(run: Run, seed: int) -> Run:
-    """Return a run as if it had another seed."""
     run.description["config"]["seed"] = seed
     return run
 
@@ -98,9 +89,6 @@ def test_a_run_without_a_last_evaluation_is_not_reported_as_lacking_validation_d
     runs[1].round_rows[-1]["accuracy_mean"] = None
     with pytest.raises(ConfigError, match=r"small .* no client was evaluated in its last round, 1"):
         validation_accuracy(runs[1])
-
-
-# ---- Every method over each other one, in the terminal and in the report -------------
 
 
 GAINS = {"local": 0.0, "kt-pfl": 0.1, "fedavg": 0.001}
@@ -134,18 +122,6 @@ def test_two_methods_have_no_matrix(tmp_path):
     assert "at least three methods" in result.output
 
 
-@pytest.mark.parametrize(
-    ("layout", "cell"),
-    [("markdown", "| +10.4 better |"), ("latex", "& +10.4 better")],
-)
-def test_the_command_prints_the_matrix(layout, cell, tmp_path):
-    write_methods(tmp_path)
-    arguments = ["compare", str(tmp_path), "--pairs", "--format", layout]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert cell in result.output
-
-
 def test_a_csv_file_has_a_row_of_numbers_for_each_pair(tmp_path):
     write_methods(tmp_path)
     result = CliRunner().invoke(app, ["compare", str(tmp_path), "--pairs", "--format", "csv"])
@@ -157,11 +133,19 @@ def test_a_csv_file_has_a_row_of_numbers_for_each_pair(tmp_path):
     assert (row["seeds"], row["family"], row["verdict"]) == (5, 3, "better")
 
 
-@pytest.mark.parametrize(("layout", "start"), [("markdown", "- "), ("latex", "% "), ("csv", None)])
-def test_notes_are_no_prose_in_the_matrix(layout, start, tmp_path):
+@pytest.mark.parametrize(
+    ("layout", "cell", "start"),
+    [
+        ("markdown", "| +10.4 better |", "- "),
+        ("latex", "& +10.4 better", "% "),
+        ("csv", "better", None),
+    ],
+)
+def test_the_command_prints_the_matrix_and_its_notes(layout, cell, start, tmp_path):
     write_methods(tmp_path)
     arguments = ["compare", str(tmp_path), "--pairs", "--format", layout]
     result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0 and cell in result.stdout
     blocks = result.stdout.split("\n\n")
     assert len(blocks) == (4 if layout == "markdown" else 2)  # Markdown has a gap before its notes
     what_cells_are, *others = notes_on_pairs(compare(tmp_path).pairs)

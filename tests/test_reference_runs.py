@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers import change_json
 from test_comparison import write_lines, write_run
 
 from fedkd_flwr.analysis.comparison import compare
@@ -12,16 +13,10 @@ from fedkd_flwr.runs import load_run
 
 
 def validated(path, accuracy):
-    """Give a run's last round a validation accuracy."""
     rows = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
     rows[-1]["validation_accuracy_mean"] = accuracy
     write_lines(path / "rounds.jsonl", rows)
     return path
-
-
-def change_summary(path, **entries):
-    summary = json.loads((path / "summary.json").read_text())
-    (path / "summary.json").write_text(json.dumps({**summary, **entries}))
 
 
 @pytest.mark.parametrize("preferred", [0.01, 0.001])
@@ -97,12 +92,12 @@ def test_a_last_round_without_an_evaluation_is_reported(tmp_path):
     write_run(tmp_path, "local", 0, [0.5])
     path = write_run(tmp_path, "kt-pfl", 0, [0.6])
     early = {"round": 1.0, "accuracy_mean": 0.1, "accuracy_std": 0.0, "accuracy_min": 0.1}
-    change_summary(path, last_round=early)
+    change_json(path / "summary.json", last_round=early)
     assert compare(tmp_path).notes == [
         "kt-pfl seed 0 lacks the evaluation after its last round, 2; its results are those of "
         "round 1."
     ]
-    change_summary(path, last_round=None, validation_round=None)
+    change_json(path / "summary.json", last_round=None, validation_round=None)
     assert "kt-pfl seed 0 was never evaluated." in compare(tmp_path).notes
 
 

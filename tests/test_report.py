@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.columns import COLUMNS
 from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.cli import app
 from fedkd_flwr.report import render_page, write_report
 from fedkd_flwr.runs import RunDirectoryError
@@ -40,7 +41,6 @@ def page(comparison, tmp_path_factory):
 
 
 def figures_of(page):
-    """Return the figures by name."""
     found = re.findall(r"<figure><figcaption>([^<]*)</figcaption>(.*?)</figure>", page, re.DOTALL)
     return dict(found)
 
@@ -50,8 +50,6 @@ def headings_of(page):
 
 
 class Elements(HTMLParser):
-    """Collects the elements and the attributes of a page."""
-
     def __init__(self, page):
         super().__init__()
         self.tags, self.attributes = set(), {}
@@ -168,9 +166,11 @@ def test_nothing_in_a_run_becomes_html(tmp_path, page):
     write_runs(tmp_path, foreign={"new-key": HOSTILE, HOSTILE: 1})
     hostile = compare(tmp_path)
     names = {"kt-pfl": f"kt-pfl ({HOSTILE})", "local": f"local ({HOSTILE})"}
+    groups = {names.get(label, label): runs for label, runs in hostile.groups.items()}
     labeled = replace(
         hostile,
-        groups={names.get(label, label): runs for label, runs in hostile.groups.items()},
+        groups=groups,
+        references=References(groups),
         table=hostile.table.rename(index=names),
         clients=hostile.clients.replace({"method": names}),
         verdicts=[HOSTILE],

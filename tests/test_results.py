@@ -19,7 +19,6 @@ It gains <!--= a method=x gain -->old<!--/--> points.
 
 @pytest.fixture
 def small_table(tmp_path, monkeypatch):
-    """One small table in the folder of tables."""
     rows = {
         "method": ["x", "y", "z"],
         "settings": ["", "k=1", "k=2.0, l=3"],
@@ -35,9 +34,6 @@ def small_table(tmp_path, monkeypatch):
     pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
     monkeypatch.setattr(pages, "TABLES", tmp_path)
     monkeypatch.setattr(pages, "read_table", pages.read_table.__wrapped__)
-
-
-# ---- Pages ---------------------------------------------------------------------------------
 
 
 def test_all_pages_agree_with_the_tables():
@@ -105,9 +101,6 @@ def test_a_pivot_has_a_column_for_each_value(small_table):
         pages.table_of("a pivot=split columns=split,gain")
 
 
-# ---- Tables and figures --------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(tables.MADE))
 def test_committed_tables_are_those_of_the_runs(name, tmp_path):
@@ -167,9 +160,6 @@ def test_every_set_has_a_command_and_every_figure_is_committed():
     assert all((pages.ROOT / sweep).exists() for sweep in commands["sweep"])
     committed = (tables.RESULTS / "figures").glob("*.png")
     assert {path.stem for path in committed} == set(figures.MADE)
-
-
-# ---- Publishing ----------------------------------------------------------------------------
 
 
 def test_published_runs_compare_like_the_original_runs(small, tmp_path):

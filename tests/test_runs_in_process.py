@@ -113,13 +113,6 @@ def test_accuracy_is_correct_over_total_for_every_client(small, tmp_path):
     )
 
 
-def test_the_second_round_builds_on_the_first(small, tmp_path):
-    """A client that forgot its model would repeat its first round."""
-    finished = run(small, tmp_path, strategy="local", **{"num-server-rounds": 6})
-    losses = finished.rounds["loss_mean"]
-    assert losses.iloc[-1] < 0.8 * losses.iloc[0]
-
-
 def test_evaluate_every_skips_rounds_but_never_the_last(small, tmp_path):
     changes = {"num-server-rounds": 5, "evaluate-every": 2}
     finished = run(small, tmp_path, strategy="local", models="mlp", **changes)
@@ -260,11 +253,13 @@ def test_samples_beyond_the_limit_are_built_again(small, monkeypatch):
 def test_common_initial_weights_are_drawn_once_and_never_change(small):
     model_pool.clear()
     client = client_of({**small, "strategy": "local", "models": "mlp"}, 0)
-    drawn = copied_state(client.new_model())
+    drawn = copied_state(client.session.new_model())
     with torch.no_grad():
         for parameter in client.model.parameters():
             parameter.add_(1)
-    weights = model_pool.common_weights(client.architecture, client.run.plan.seed, client.new_model)
+    weights = model_pool.common_weights(
+        client.architectures[0], client.session.run.plan.seed, client.session.new_model
+    )
     torch.testing.assert_close(weights, drawn, rtol=0, atol=0)
 
 

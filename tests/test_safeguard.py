@@ -9,7 +9,7 @@ from scipy import stats
 from torch.nn import functional
 
 import fedkd_flwr
-from fedkd_flwr import client_data, compare, load_model
+from fedkd_flwr import compare
 from fedkd_flwr.analysis.safeguard_criterion import criterion, of_clients
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.memory import Memory
@@ -23,9 +23,10 @@ from fedkd_flwr.training.blending import (
     chosen,
     mixed,
 )
+from strategies.core.counts import metrics_of
 from strategies.core.replies import InvalidReplyError
 from strategies.core.rounds import NEW_CLIENTS
-from strategies.core.safeguard import SAFEGUARD_METRICS, check_safeguarded
+from strategies.core.safeguard import GUARDED, SAFEGUARD_METRICS, check_safeguarded
 from tests.helpers import Witness, run_with
 
 
@@ -173,18 +174,6 @@ def test_the_scale_of_logits_does_not_matter():
     assert scaled.private == pytest.approx(plain.private)
 
 
-@pytest.mark.parametrize("mode", ["choose", "blend"])
-def test_the_exported_file_predicts_as_evaluated(mode, base, tmp_path):
-    folder = tmp_path / "models"
-    guarded = {**base, "strategy": "fedproto", "safeguard": mode, "models-dir": str(folder)}
-    run = fedkd_flwr.run(guarded, output_dir=tmp_path / "run")
-    for n, right in by_client(run, "safeguarded_correct").items():
-        model, data = load_model(folder / f"{n}.safetensors"), client_data(run, n)
-        with torch.inference_mode():
-            found = model(data.test_images).argmax(dim=1)
-        assert int((found == data.test_labels).sum()) == right
-
-
 def test_a_resumed_run_is_that_of_one_go(base, tmp_path):
     guarded = {**base, "strategy": "kt-pfl", "safeguard": "blend"}
     whole = fedkd_flwr.run(guarded, output_dir=tmp_path / "whole")
@@ -215,7 +204,7 @@ def test_nodes_with_flowers_records_give_the_same_numbers(base, tmp_path):
     run_with(plain, {**guarded, "safeguard": "none"}, tmp_path / "plain")
     # The private model changes no array of a message, and no message without a safeguard.
     assert {k: set(v) for k, v in witness.up.items()} == {k: set(v) for k, v in plain.up.items()}
-    further = {metric.name for metric in SAFEGUARD_METRICS}
+    further = {metric.name for metric in (*SAFEGUARD_METRICS, *metrics_of(GUARDED))}
     trained = [key for key in witness.metrics if key[1] == "train"]
     assert len(trained) == 6
     for key in trained:
@@ -225,35 +214,30 @@ def test_nodes_with_flowers_records_give_the_same_numbers(base, tmp_path):
 # ---- Server, settings, memory and comparisons ----------------------------------------------
 
 
+OWN, PRIVATE, DEPLOYED = (f"{who}-test-correct" for who in ("own", "private", "deployed"))
+SAFE = {"own-test-total": 10, OWN: 6, PRIVATE: 7, DEPLOYED: 8}
+SAFE |= {"safeguarded-lost": 1, "method-lost": 2, "safeguard-weight": 0.5}
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"safeguarded-correct": 11},
         {"safeguarded-lost": 8},
-        {"private-correct": 1.5},
-        {"safeguarded-lost": 0, "safeguarded-correct": 4},
-        {"method-lost": 0, "correct": 6},
+        {"safeguarded-lost": 0, DEPLOYED: 4},
+        {"method-lost": 0, OWN: 6},
         {"method-lost": 2.5},
     ],
 )
 def test_counts_that_contradict_each_other_are_refused(change):
-    counts = {"total": 10, "correct": 6, "private-correct": 7, "safeguarded-correct": 8}
-    counts |= {"safeguarded-lost": 1, "method-lost": 2, "safeguard-weight": 0.5}
-    check_safeguarded(counts)
-    with pytest.raises(InvalidReplyError, match="safeguard"):
-        check_safeguarded({**counts, **change})
-    del counts["private-correct"]
-    with pytest.raises(InvalidReplyError, match="without the rest"):
-        check_safeguarded(counts)
+    check_safeguarded(SAFE)
+    with pytest.raises(InvalidReplyError, match="contradict each other"):
+        check_safeguarded({**SAFE, **change})
 
 
-@pytest.mark.parametrize("missing", ["correct", "total"])
-def test_counts_of_a_safeguard_without_the_total_counts_are_refused(missing):
-    names = ("correct", "total", *(metric.name for metric in SAFEGUARD_METRICS))
-    counts = dict.fromkeys(names, 0)
-    del counts[missing]
-    with pytest.raises(InvalidReplyError, match="without the total counts"):
-        check_safeguarded(counts)
+@pytest.mark.parametrize("missing", [OWN, PRIVATE, DEPLOYED, "method-lost", "safeguard-weight"])
+def test_numbers_of_a_safeguard_belong_together(missing):
+    with pytest.raises(InvalidReplyError, match=f"not {missing}"):
+        check_safeguarded({name: SAFE[name] for name in SAFE if name != missing})
 
 
 def test_what_a_safeguard_cannot_do_is_refused(small):
@@ -312,10 +296,19 @@ def test_seeds_that_are_all_equal_have_no_interval():
 
 
 def test_a_safeguard_that_keeps_all_gains_meets_the_criterion():
-    rows = [guarded("a", seed, n, 0.02, 0.03) for seed in (1, 2) for n in (0, 1)]
+    rows = [guarded("a", seed, n, 0.02, 0.03) for seed in (1, 2) for n in range(100)]
     notes = " ".join(of_clients(pd.DataFrame(rows)).notes)
-    assert "at most 2%, met" in notes
+    # None of 200: 1 - 0.025 ** (1 / 200).
+    assert "upper bound is 1.8% (aim: at most 2%, met)" in notes
     assert "keep 150.0% of the mean gain, over 1 of 1 methods" in notes
+
+
+def test_few_clients_do_not_show_that_none_is_harmed():
+    rows = [guarded("a", seed, n, 0.02, 0.03) for seed in (1, 2, 3) for n in range(4)]
+    notes = " ".join(of_clients(pd.DataFrame(rows)).notes)
+    # None of 12: 1 - 0.025 ** (1 / 12).
+    assert "0.0% of 12 clients" in notes
+    assert "the upper bound is 26.5% (aim: at most 2%, not shown)" in notes
 
 
 def test_a_comparison_shows_both(base, tmp_path):

@@ -43,9 +43,6 @@ def by_hand(start, images, labels, shift, momentum=0.0):
     return weights, mean_gradient, np.mean(losses)
 
 
-# ---- The update ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_steps_are_corrected_and_control_variates_are_mean_gradients(momentum, small, tmp_path):
     small |= {"momentum": momentum, "num-server-rounds": 3, "scaffold.server-learning-rate": 0.7}
@@ -129,9 +126,6 @@ def test_clients_that_a_resumed_run_goes_on_without_stay_in_c():
 def test_steps_count_for_the_distance_they_come_to():
     assert counted_steps(7, 0.0) == 7
     assert counted_steps(3, 0.5) == pytest.approx(1.75 + 1.5 + 1)
-
-
-# ---- FedAvg without corrections ------------------------------------------------------
 
 
 def test_a_single_client_has_nothing_to_correct(small, tmp_path):

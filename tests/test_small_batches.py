@@ -58,6 +58,7 @@ def test_private_batches_of_a_node(strategy, changes, small):
 def test_fine_tuning_of_a_node(small, monkeypatch):
     client = client_on({"trust-server": False}, small, "local", **{"fine-tune-epochs": 1})
     seen = []
-    monkeypatch.setattr(client, "fine_tune", lambda optimizer, batches: seen.extend(batches))
-    client.fine_tune_for_evaluation(1)
+    see = lambda model, loss, optimizer, batches: seen.extend(batches)  # noqa: E731
+    monkeypatch.setattr("fedkd_flwr.clients.evaluating.train_on", see)
+    client.session.prepared({}, 1)
     assert seen and min(len(images) for images, _ in seen) >= SMALLEST

@@ -5,14 +5,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, first_job, run_with
+from helpers import Witness, client_of, first_job, run_with, stopped
 from hypothesis import given
 from hypothesis import strategies as draw
 from scipy.stats import kstest
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from strategies.core.evaluations import COUNTS
+from strategies.core.counts import metrics_of
 from strategies.core.mixing import weighted_mean, weighted_median
 from strategies.core.plan import RunPlan
 from strategies.core.privacy import (
@@ -128,12 +128,6 @@ def test_the_weighted_median_entry_by_entry():
     np.testing.assert_allclose(weighted_median(weights, predictions), expected)
 
 
-def test_equal_weights_give_the_plain_median():
-    predictions = simplex_rows(4, 4, 3, 5)
-    mixed = weighted_median(np.full((1, 4), 0.25), predictions)[0]
-    np.testing.assert_allclose(mixed, np.median(predictions, axis=0))
-
-
 def test_a_byzantine_minority_moves_the_mean_but_not_the_median():
     honest = np.tile(simplex_rows(5, 1, 6, 4), (3, 1, 1))
     lie = np.eye(4)[(honest[0].argmax(axis=1) + 1) % 4]
@@ -141,18 +135,6 @@ def test_a_byzantine_minority_moves_the_mean_but_not_the_median():
     weights = np.array([[0.2, 0.2, 0.2, 0.4]])
     np.testing.assert_allclose(weighted_median(weights, predictions)[0], honest[0])
     assert np.abs(weighted_mean(weights, predictions)[0] - honest[0]).max() > 0.2
-
-
-@pytest.mark.parametrize("strategy", ["kt-pfl", "perfed-ckt"])
-def test_the_median_is_another_run_that_learns_too(small, tmp_path, strategy):
-    settings = {**small, "strategy": strategy, "num-server-rounds": 4}
-    mean = fedkd_flwr.run(settings, output_dir=tmp_path / "mean")
-    median = fedkd_flwr.run(
-        {**settings, "soft-predictions.mixing": "median"}, output_dir=tmp_path / "median"
-    )
-    assert median.rounds["loss_mean"].iloc[-1] != mean.rounds["loss_mean"].iloc[-1]
-    assert median.rounds["loss_mean"].iloc[-1] < median.rounds["loss_mean"].iloc[0]
-    assert (median.rounds["failures"] == 0).all()
 
 
 # ---- Privacy ---------------------------------------------------------------------------
@@ -228,24 +210,12 @@ def private(small):
 
 
 def test_epsilon_grows_round_by_round_and_survives_a_resume(private, tmp_path):
-    run = fedkd_flwr.run({**private, "num-server-rounds": 3}, output_dir=tmp_path / "run")
+    private |= {"num-server-rounds": 3}
+    run = fedkd_flwr.run(private, output_dir=tmp_path / "run")
     expected = [privacy_spent(5.0, releases, 1e-5) for releases in (1, 2, 3)]
     np.testing.assert_allclose(run.rounds["epsilon"], expected)
-    longer = fedkd_flwr.resume(_stopped_after(2, private, tmp_path))
+    longer = fedkd_flwr.resume(stopped(private, tmp_path / "stopped", last_round=2))
     np.testing.assert_allclose(longer.rounds["epsilon"], expected)
-
-
-def _stopped_after(rounds, settings, tmp_path):
-    """Return the directory of a run of three rounds that stops after some."""
-
-    def stop(row):
-        if row["round"] == rounds:
-            raise InterruptedError
-
-    path = tmp_path / "stopped"
-    with pytest.raises(InterruptedError):
-        fedkd_flwr.run({**settings, "num-server-rounds": 3}, output_dir=path, on_round=stop)
-    return path
 
 
 def test_noise_is_new_each_time_unless_seeded(private, tmp_path):
@@ -270,7 +240,8 @@ def test_with_noise_a_client_reports_of_its_training_only_steps_that_its_size_te
         replies = [m for (_, phase, _), m in witness.metrics.items() if phase == "train"]
         assert len(replies) == 2 * 4
         # The counts of an evaluation may travel with the reply.
-        return {name for metrics in replies for name in metrics} - {count.name for count in COUNTS}
+        counts = {count.name for count in metrics_of(["own"])}
+        return {name for metrics in replies for name in metrics} - counts
 
     assert reported("noised") == {"gradient-steps"}
     plain = {"soft-predictions.noise-multiplier": 0.0}
@@ -296,9 +267,9 @@ def public_order(small, strategy, partition_id, server_round):
     """Return the positions of the public samples on which a client trains first in a round."""
     client = client_of(small, partition_id, strategy=strategy, models="mlp")
     # Each sample's teacher is its own position.
-    teacher = torch.arange(client.run.plan.public_size).unsqueeze(1)
+    teacher = torch.arange(client.session.run.plan.public_size).unsqueeze(1)
     if strategy == "perfed-ckt":
-        job = first_job(client.co_distill, client.public_images(0), teacher, server_round)
+        job = first_job(client.co_distill, client.session.public_images(0), teacher, server_round)
         return torch.cat([batch[3] for batch in itertools.islice(job.batches, 3)])
     job = first_job(client.distill, teacher, server_round)
     return torch.cat([batch[1] for batch in job.batches])

@@ -7,12 +7,12 @@ import pyarrow.parquet
 import pytest
 import sklearn.datasets
 import torch
-from helpers import image_rows, png, write_image_folder, write_parquet
+from helpers import png, write_image_folder, write_parquet
 from PIL import Image
 
 from fedkd_flwr.data.by_column import client_values
 from fedkd_flwr.data.decoding import convert_images, to_float
-from fedkd_flwr.data.registry import DATASETS, DataError, DataFormat
+from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import bundled_digits, load_images, load_labels, load_node_data
 
@@ -55,15 +55,6 @@ def test_digits_are_those_of_scikit_learn():
     brightness = np.round(digits.images * (255 / 16)).astype(np.uint8)
     np.testing.assert_array_equal(images[:, 0].numpy(), brightness)
     np.testing.assert_array_equal(labels, digits.target)
-
-
-def test_digits_are_recognisable():
-    # The mean ink of the classes differs: the nearest class mean is right far above chance.
-    digits = load_images("digits")
-    images = to_float(digits.images).flatten(1)
-    means = torch.stack([images[digits.labels == label].mean(0) for label in range(10)])
-    nearest = torch.cdist(images, means).argmin(1)
-    assert (nearest == digits.labels).float().mean() > 0.85
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -119,26 +110,6 @@ def test_cached_labels_cannot_be_changed():
         load_labels("digits")[0] = 5
 
 
-def test_hub_sets_are_pooled_train_first(monkeypatch):
-    features = datasets.Features({"img": datasets.Image(), "fine_label": datasets.Value("int64")})
-
-    def part(positions):
-        rows = {"img": image_rows(TINY[positions]), "fine_label": TINY_LABELS[positions]}
-        return datasets.Dataset.from_dict(rows, features=features)
-
-    asked = []
-
-    def load_dataset(hub_id):
-        asked.append(hub_id)
-        return datasets.DatasetDict({"test": part(slice(8, 12)), "train": part(slice(0, 8))})
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    pool = load_images("cifar100")
-    np.testing.assert_array_equal(pool.images.permute(0, 2, 3, 1).numpy(), TINY)
-    np.testing.assert_array_equal(pool.labels.numpy(), TINY_LABELS)
-    assert set(asked) == {DATASETS["cifar100"].hub_id}
-
-
 def test_unreachable_hub_names_the_way_out(monkeypatch):
     def load_dataset(hub_id):
         raise ConnectionError("no network")
@@ -151,12 +122,6 @@ def test_unreachable_hub_names_the_way_out(monkeypatch):
 def test_unknown_set_lists_the_allowed():
     with pytest.raises(DataError, match="unknown data set 'svhn'; allowed are digits, mnist"):
         load_labels("svhn")
-
-
-def test_missing_set_names_the_folder(tmp_path):
-    with pytest.raises(DataError, match="has no Parquet file of ylecun/mnist") as caught:
-        load_labels("mnist", str(tmp_path))
-    assert str(tmp_path / "ylecun/mnist") in str(caught.value)
 
 
 def test_missing_column_is_named(tmp_path):
@@ -173,12 +138,19 @@ def test_foreign_classes_are_refused(tmp_path):
         load_labels("cifar10", str(tmp_path))
 
 
-@pytest.mark.parametrize("labels", [[1, None], ["cat", "dog"], [0.5, 1.0]])
-def test_classes_that_are_no_whole_numbers_are_refused(tmp_path, labels):
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        ([1, None], "1 of 2 rows have no class"),
+        (["cat", "dog"], "names 2 classes, and num-classes is 10"),
+        ([0.5, 1.0], "holds double; classes are whole numbers or words"),
+    ],
+)
+def test_what_is_no_class_is_refused(tmp_path, labels, sentence):
     folder = tmp_path / "uoft-cs/cifar10"
     folder.mkdir(parents=True)
     pyarrow.parquet.write_table(pa.table({"label": labels}), folder / "train.parquet")
-    with pytest.raises(DataError, match="label column holds more than whole numbers"):
+    with pytest.raises(DataError, match=sentence):
         load_labels("cifar10", str(tmp_path))
 
 

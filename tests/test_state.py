@@ -99,8 +99,7 @@ def test_aggregation_leaves_the_state_before_it_as_it_was(strategy, small, tmp_p
     def watched(self, server_round, replies):
         before = copy.deepcopy(named_arrays(self.state))
         after = aggregate(self, server_round, replies)
-        for name, array in named_arrays(self.state).items():
-            np.testing.assert_array_equal(array, before[name])
+        np.testing.assert_equal(named_arrays(self.state), before)
         changed.append(after is not self.state)
         return after
 

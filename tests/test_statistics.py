@@ -20,8 +20,6 @@ from strategies.persfl import PAIRS
 
 
 class Normalized(nn.Module):
-    """A network with batch normalization after its only hidden layer."""
-
     def __init__(self, shape, classes):
         super().__init__()
         layers = [nn.Conv2d(shape[0], 4, 5, stride=3), nn.BatchNorm2d(4), nn.ReLU()]
@@ -42,9 +40,6 @@ def skewed(client):
     client.train_locally(1)
     vectors = model_vectors(client.model)
     return {**vectors, "buffers": vectors["buffers"] + 5}
-
-
-# ---- Layers --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -71,9 +66,6 @@ def test_without_running_statistics_there_is_no_pass_over_the_data():
     assert not passes
 
 
-# ---- Other accuracies --------------------------------------------------
-
-
 @pytest.mark.parametrize("strategy", ["ditto", "pfedme"])
 @pytest.mark.parametrize("statistics", ["fresh", "kept"])
 def test_the_global_model_is_evaluated_with_the_same_statistics(strategy, statistics, small):
@@ -83,7 +75,8 @@ def test_the_global_model_is_evaluated_with_the_same_statistics(strategy, statis
     vectors = skewed(client)
     call = {"names": list(vectors), "server-round": 1}
     _, _, metrics = client.evaluate(list(vectors.values()), call)
-    assert metrics["global-accuracy"] == metrics["correct"] / metrics["total"]
+    assert metrics["global-test-correct"] == metrics["own-test-correct"]
+    assert metrics["global-test-loss"] == metrics["own-test-loss"]
 
 
 def test_dittos_global_model_has_the_accuracies_of_fedavg(small, tmp_path):

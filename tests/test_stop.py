@@ -32,7 +32,6 @@ def fedkd_stop():
 
 
 def start_idle(*arguments):
-    """Start a process that does nothing, with the given command line."""
     script = "import time; print('up', flush=True); time.sleep(300)"
     process = subprocess.Popen(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True

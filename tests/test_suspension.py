@@ -29,8 +29,7 @@ def trained():
 
 
 @pytest.mark.parametrize(
-    "mode",
-    [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16)],
+    "mode", [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16)]
 )
 def test_a_client_suspended_in_a_mode_leaves_others_in_theirs(mode):
     def modes():
@@ -97,8 +96,6 @@ class Yielding(FedAvgClient):
 
 
 class Wordless(FedAvgClient):
-    """A client that forgets its reply."""
-
     def train(self, received, server_round, phase):
         self.receive_model(received)
 

@@ -1,24 +1,10 @@
 """A sweep does not write into a run directory, or among the runs of another sweep."""
 
 import pytest
+from test_sweeps import TINY
 
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.sweeps import run_sweep
-
-TINY = """
-[base]
-dataset = "digits"
-max-samples = 300
-held-out-size = 40
-public-size = 20
-models = "mlp"
-num-clients = 3
-num-server-rounds = 1
-local-epochs = 1
-device = "cpu"
-torch-threads = 1
-[grid]
-"""
 
 
 @pytest.fixture
@@ -28,7 +14,7 @@ def sweep(tmp_path):
 
 def write(folder, grid):
     path = folder / "sweep.toml"
-    path.write_text(TINY + grid)
+    path.write_text(f"{TINY}[grid]\n{grid}")
     return path
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import write_image_folder
+from helpers import change_json, write_image_folder
 
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.comparison import compare
@@ -361,18 +361,6 @@ def test_every_run_exports_models_into_a_folder_of_its_own(save_models, sweep, t
     assert (tmp_path / "models").exists() is not save_models
 
 
-def test_the_runs_of_a_sweep_keep_no_checkpoint(sweep, tmp_path):
-    (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
-    assert not (run.path / "checkpoint").exists()
-
-
-def test_a_damaged_run_is_rerun(sweep, tmp_path, told):
-    (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
-    (run.path / "summary.json").write_text("{")
-    run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings={"strategy": "local"})
-    assert states(told) == [(1, "finished"), (2, "skipped")]
-
-
 def test_a_run_that_another_process_writes_is_not_touched(sweep, tmp_path, told):
     folder, settings = tmp_path / "runs", {"strategy": "local"}
     (run, *_) = run_sweep(sweep, folder, settings=settings)
@@ -389,9 +377,7 @@ def test_a_run_that_another_process_writes_is_not_touched(sweep, tmp_path, told)
 
 def test_a_run_with_an_older_default_is_rerun(sweep, tmp_path, told):
     (run, *_) = run_sweep(sweep, tmp_path / "runs", settings={"strategy": "local"})
-    description = json.loads((run.path / "config.json").read_text())
-    description["config"]["learning-rate"] = 0.5
-    (run.path / "config.json").write_text(json.dumps(description))
+    change_json(run.path / "config.json", config={"learning-rate": 0.5})
     run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings={"strategy": "local"})
     assert states(told) == [(1, "finished"), (2, "skipped")]
     assert len(list((tmp_path / "runs" / "aside").iterdir())) == 1
@@ -491,7 +477,6 @@ combinations = [
 
 @pytest.fixture
 def part_of(tmp_path):
-    """Return a function from some settings to the runs that have them."""
     (tmp_path / "sweep.toml").write_text(SWEEP)
 
     def runs(only):

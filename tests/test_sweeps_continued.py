@@ -1,8 +1,7 @@
 """A sweep continues stopped runs, or reruns them."""
 
-import json
-
 import pytest
+from helpers import change_json
 from test_sweeps import TINY
 
 from fedkd_flwr.sweeps import read_sweep, run_sweep
@@ -63,9 +62,7 @@ def test_a_stopped_run_continues_and_equals_an_uninterrupted_one(sweep, tmp_path
 def test_a_stopped_run_with_an_older_default_is_rerun(sweep, tmp_path, told):
     folder = tmp_path / "runs"
     stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
-    description = json.loads((stopped / "config.json").read_text())
-    description["config"]["learning-rate"] = 0.5
-    (stopped / "config.json").write_text(json.dumps(description))
+    change_json(stopped / "config.json", config={"learning-rate": 0.5})
     runs = run_sweep(sweep, folder, on_run=told.append, settings=FOUR_ROUNDS)
     assert [progress.state for progress in told] == ["skipped", "started", "finished"]
     assert {run.config["learning-rate"] for run in runs} != {0.5}
@@ -78,9 +75,7 @@ def test_a_stopped_run_of_another_version_continues_if_wanted(
 ):
     folder = tmp_path / "runs"
     stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
-    description = json.loads((stopped / "config.json").read_text())
-    description["project"]["version"] = "7.1.0"
-    (stopped / "config.json").write_text(json.dumps(description))
+    change_json(stopped / "config.json", project={"version": "7.1.0"})
     settings = {**FOUR_ROUNDS, "accept-changes": accepts}
     run_sweep(sweep, folder, on_run=told.append, settings=settings)
     assert [progress.state for progress in told] == ["skipped", state, "finished"]

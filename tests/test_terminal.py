@@ -23,8 +23,6 @@ def command(*arguments):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Return a terminal of a width, and what is printed on it."""
-
     def of(width):
         printed = StringIO()
         console = Console(file=printed, force_terminal=True, width=width, color_system=None)
@@ -61,8 +59,11 @@ def table_of(methods):
 
 @pytest.mark.parametrize(
     ("size", "told"),
-    [(999, "999 B"), (999.6, "1 kB"), (999_400, "999 kB"), (999_600, "1 MB"), (3e12, "3 TB")],
-)
+    [
+        (0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1500, "1.5 kB"), (999_400, "999 kB"),
+        (999_600, "1 MB"), (12_345_678, "12.3 MB"), (3e12, "3 TB"), (5e15, "5e+03 TB"),
+    ],
+)  # fmt: skip
 def test_bytes_have_three_digits_and_the_unit_that_suits_them(size, told):
     assert in_bytes(size) == told
 
@@ -129,14 +130,21 @@ def test_the_path_of_a_run_is_printed_first_and_its_clients_on_request(small, tm
         assert told in [" ".join(line.split()[:5]) for line in result.stdout.splitlines()]
 
 
-def test_an_interrupted_run_prints_the_command_that_continues_it(small, tmp_path, monkeypatch):
-    def press(self, record):
+def press_ctrl_c_in(hook, monkeypatch):
+    def press(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress.RunProgress, "round_finished", press)
-    settings = [f"{name}={value}" for name, value in small.items()]
-    options = [part for setting in settings for part in ("-c", setting)]
-    result = command("run", *options, "-c", "num-server-rounds=2", "--output-dir", tmp_path / "run")
+    monkeypatch.setattr(progress.RunProgress, hook, press)
+
+
+def run_of(settings, folder):
+    options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+    return command("run", *options, "--output-dir", folder)
+
+
+def test_an_interrupted_run_prints_the_command_that_continues_it(small, tmp_path, monkeypatch):
+    press_ctrl_c_in("round_finished", monkeypatch)
+    result = run_of({**small, "num-server-rounds": 2}, tmp_path / "run")
     assert result.exit_code == 130
     assert result.stderr == (
         f"Stopped after round 1 of 2. Continue with: fedkd run --resume {tmp_path / 'run'}\n"
@@ -154,22 +162,14 @@ def test_a_command_to_copy_quotes_what_a_shell_would_split(small, tmp_path, monk
     done = command("sweep", sweep, "--output-dir", folder).stdout
     assert f"Compare: fedkd compare '{folder}'\n" in done
 
-    def press(self, record):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(progress.RunProgress, "round_finished", press)
-    options = [part for name, value in small.items() for part in ("-c", f"{name}={value}")]
-    stopped = command("run", *options, "-c", "num-server-rounds=2", "--output-dir", run).stderr
+    press_ctrl_c_in("round_finished", monkeypatch)
+    stopped = run_of({**small, "num-server-rounds": 2}, run).stderr
     assert stopped.endswith(f"Continue with: fedkd run --resume '{run}'\n")
 
 
 def test_a_run_interrupted_in_its_first_round_leaves_nothing(small, tmp_path, monkeypatch):
-    def press(self, kind, done, total):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(progress.RunProgress, "clients_answered", press)
-    options = [part for name, value in small.items() for part in ("-c", f"{name}={value}")]
-    result = command("run", *options, "--output-dir", tmp_path / "run")
+    press_ctrl_c_in("clients_answered", monkeypatch)
+    result = run_of(small, tmp_path / "run")
     assert result.exit_code == 130
     assert result.stderr == (
         "Stopped before the end of the first round; there is nothing to continue.\n"

@@ -1,4 +1,4 @@
-"""PerFed-CKT's Theorem 4.2 and Fig. 1: linear regression, checked with the project's own code.
+"""PerFed-CKT's theory: Theorem 4.2, Fig. 1 and appendix D, checked with the project's own code.
 
 Client k has the true model w_k = theta + zeta_k with zeta_k ~ N(0, v_k²), and estimates it as
 w^_k = w_k + N(0, sigma²/beta). It trains towards sum_i alpha_ki w^_i with weight lambda_k
@@ -34,8 +34,6 @@ def products(inputs, weights):
 
 
 class LinearModel(nn.Module):
-    """A model that gives the first of two classes the probability x'w."""
-
     def __init__(self, weights):
         super().__init__()
         self.weights = nn.Parameter(torch.tensor(weights, dtype=torch.float64))
@@ -46,7 +44,6 @@ class LinearModel(nn.Module):
 
 
 def squared_error(model, inputs, answers):
-    """The private loss of the theorem."""
     return (products(inputs, model.weights) - answers).square().mean()
 
 
@@ -164,3 +161,56 @@ def test_clusters_bring_every_client_of_figure_1_closer_to_its_true_model():
                 total[name][k] += np.sum((model - true[k]) ** 2)
     assert (total["clusters"] < 0.1 * total["average"]).all()
     assert (total["clusters"] < 0.1 * total["fedavg"]).all()
+
+
+# ---- Appendix D ----------------------------------------------------------------------
+
+
+def true_loss(hypothesis, likelihood, positive):
+    """Return E|h(x) - y| where P(x) and P(y = 1 | x) are known, over the last axis."""
+    return (likelihood * (positive * (1 - hypothesis) + (1 - positive) * hypothesis)).sum(axis=-1)
+
+
+def fitted(generator, likelihood, positive, samples):
+    """Return the minimizer of the loss on some samples, 1/2 where there are none, and its loss."""
+    inputs = generator.choice(len(likelihood), samples, p=likelihood)
+    answers = generator.random(samples) < positive[inputs]
+    seen = np.bincount(inputs, minlength=len(likelihood))
+    right = np.bincount(inputs, answers, minlength=len(likelihood))
+    hypothesis = np.where(2 * right > seen, 1.0, np.where(2 * right < seen, 0.0, 0.5))
+    return hypothesis, np.abs(hypothesis[inputs] - answers).mean()
+
+
+def of_sample(samples, delta=0.05):
+    """Return the term of Lemma D.2."""
+    return np.sqrt(np.log(2 / delta) / (2 * samples))
+
+
+def test_appendix_d_bounds_a_mixture_by_the_distances_between_clients():
+    """Eq. 56, with m_i where it prints m_k; d is the L1 distance of P(x), four clients, six x."""
+    generator = np.random.default_rng(0)
+    sizes, gaps = np.array([100, 200, 400, 800]), []
+    for _ in range(300):
+        likelihoods = generator.dirichlet(np.ones(6), 4)
+        positives = np.clip(generator.random(6) + 0.1 * generator.normal(size=(4, 6)), 0, 1)
+        fits = [
+            fitted(generator, *client) for client in zip(likelihoods, positives, sizes, strict=True)
+        ]
+        hypotheses, training_losses = (np.array(part) for part in zip(*fits, strict=True))
+        weights = generator.dirichlet(np.ones(4))
+        mixture = weighted_mean(weights[None], hypotheses[:, None])[0, 0]
+        distances = np.abs(likelihoods - likelihoods[0]).sum(axis=1)
+        ones = likelihoods * positives
+        both = np.minimum(ones + ones[0], likelihoods - ones + likelihoods[0] - ones[0])
+        bound = training_losses + of_sample(sizes) + distances / 2 + both.sum(axis=1)
+        gaps.append(weights @ bound - true_loss(mixture, likelihoods[0], positives[0]))
+    assert min(gaps) > 0
+    assert np.median(gaps) < 1
+
+
+def test_lemma_d_2_does_not_hold_for_a_client_that_memorizes():
+    """Its proof takes Hoeffding's inequality for a hypothesis that depends on the samples."""
+    likelihood, positive = np.full(20_000, 1 / 20_000), np.full(20_000, 0.5)
+    hypothesis, training_loss = fitted(np.random.default_rng(0), likelihood, positive, 100)
+    assert training_loss + of_sample(100) < 0.2
+    assert true_loss(hypothesis, likelihood, positive) == pytest.approx(0.5)

@@ -135,7 +135,8 @@ def let_a_closed_folder_be_read_for_its_statistics(silo):
         assert isinstance(silo.send(MessageType.QUERY, **named), Message)
         for needed in ({"num-classes": "0"}, {"num-classes": "0.0"}, {"image-shape": ""}):
             silo.refuses("public-root", **named, **needed)
-        silo.refuses("input-scaling", **named, **{"input-scaling": "per-pixel"})
+        answer = silo.send(MessageType.QUERY, **named, **{"input-scaling": "per-pixel"})
+    assert "DataError" in answer
     assert not read.called
 
 
@@ -146,8 +147,9 @@ def copy_private_images(silo):
 
 
 def name_a_folder_as_a_set_of_the_hub(silo):
-    for name in ("private", "hf/private"):
-        silo.refuses("public-root", **{"public-dataset": f"hf:{name}"})
+    (silo.folder / "ylecun" / "mnist").mkdir(parents=True)
+    for name in ("hf:private", "hf:hf/private", "mnist"):
+        silo.refuses("public-root", **{"public-dataset": name})
 
 
 def name_code(silo):
@@ -155,6 +157,8 @@ def name_code(silo):
         sys.modules.pop("http.server", None)
         silo.refuses("names code", **{key: "http.server:test"})
         assert "http.server" not in sys.modules
+    (silo.folder / "hf.py").write_text("raise RuntimeError('imported')")
+    silo.refuses("names code", partition="hf:split")
     own = {"own-settings": "mine.shared-model = 'http.server:test'"}
     silo.refuses("names code", **own)
 
@@ -223,10 +227,14 @@ def turn_the_noise_off(silo):
     silo.refuses("lets nothing leave without noise")
     silo.node["allow-methods"] = "all"
     for strategy in ("fedavg", "fedproto", "fd"):
-        silo.refuses("lets nothing leave without noise", strategy=strategy)
+        silo.refuses("lets nothing leave without noise; epsilon-budget=inf", strategy=strategy)
+    assert isinstance(silo.send(strategy="local"), Message)
     silo.node |= {"epsilon-budget": math.inf, "min-noise": 2.0}
     silo.refuses("min-noise")
-    silo.refuses("min-noise", **{**NOISE, "soft-predictions.noise-multiplier": 1e-9})
+    silo.refuses("min-noise", **{**NOISE, "soft-predictions.noise-multiplier": 1.9})
+    silo.refuses("min-noise", strategy="fedavg")
+    for enough in (NOISE, {"strategy": "local"}):
+        assert isinstance(silo.send(MessageType.QUERY, **enough), Message)
 
 
 def fix_the_noise(silo):
@@ -378,7 +386,7 @@ def let_the_loss_of_one_sample_overflow(silo):
     private = {"strategy": "fedavg", "dp-sgd-noise-multiplier": 1e3, "batch-size": 4096}
     context = Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **private})
     client = build_client(context)
-    model, images = client.new_model(), client.data.train_images.flatten(1)
+    model, images = client.session.new_model(), client.data.train_images.flatten(1)
     pixel = int(images.std(0).argmax())
     for above in (-1, 1):
         with torch.no_grad():

@@ -26,6 +26,7 @@ from fedkd_flwr import engines
 from fedkd_flwr.cli import app
 from fedkd_flwr.cli.tuning import answer
 from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.custom_objects.naming import register
 from fedkd_flwr.data.client_data import ClientData
@@ -392,15 +393,9 @@ def test_a_preset_outside_of_the_range_is_clipped_with_a_warning(base, tmp_path,
 
 def test_each_rung_keeps_the_best_of_a_bracket(base, tmp_path, monkeypatch):
     search = a_search(base, tmp_path, budget=4 * 1 + 2 * 1 + 4, steps_of_local=6)
-    reached = {
-        1: {0: 0.1, 1: 0.4, 2: 0.3, 3: 0.2},
-        2: {1: 0.5, 2: 0.6},
-        6: {2: 0.7},
-    }
+    reached = {1: {0: 0.1, 1: 0.4, 2: 0.3, 3: 0.2}, 2: {1: 0.5, 2: 0.6}, 6: {2: 0.7}}
     monkeypatch.setattr(
-        TrialRuns,
-        "advance",
-        lambda self, number, seed, chosen, rung: (reached[rung][number], rung),
+        TrialRuns, "advance", lambda self, number, seed, chosen, rung: (reached[rung][number], rung)
     )
     search.run()
     trials = search.study().get_trials()
@@ -493,30 +488,40 @@ def test_the_answer_says_whether_local_may_do_as_well(accuracy, low, said):
 # ---- Refusals ------------------------------------------------------------------------
 
 
-def test_estimators_are_refused(base, tmp_path):
-    changes = {"models": "mlp,sklearn.naive_bayes:GaussianNB", "strategy": "kt-pfl"}
-    with pytest.raises(ConfigError, match="GaussianNB has no gradient steps"):
-        tune({**base, **changes}, [], tmp_path)
+@pytest.mark.parametrize(
+    ("changes", "numbers", "sentence"),
+    [
+        (
+            {"models": "mlp,sklearn.naive_bayes:GaussianNB", "strategy": "kt-pfl"}, {},
+            "GaussianNB has no gradient steps",
+        ),
+        ({"client-split": "60/0/40"}, {}, "has no validation data to choose settings by"),
+        ({"client-split": "60/0|20/20"}, {}, "has no validation data to choose settings by"),
+        *(({}, {n: 0}, "at least 1") for n in ("budget", "seeds", "jobs", "fresh_seeds")),
+    ],
+)  # fmt: skip
+def test_a_search_that_cannot_work_is_refused(changes, numbers, sentence, base, tmp_path):
+    with pytest.raises(ConfigError, match=sentence):
+        tune({**base, **changes}, [], tmp_path, **numbers)
 
 
-def test_clients_without_validation_data_are_refused(base, tmp_path):
-    for split in ("60/0/40", "60/0|20/20"):  # of all clients, or of some
-        with pytest.raises(ConfigError, match="has no validation data to choose settings by"):
-            tune({**base, "client-split": split}, [], tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "stops", "sentence"),
+    [
+        (RuntimeError, ConfigError, r"None of the \d trials of local could be completed"),
+        (ClientCodeError, ClientCodeError, "fails"),
+    ],
+)
+def test_a_method_whose_trials_all_fail_is_named(
+    kind, stops, sentence, base, tmp_path, monkeypatch
+):
+    """Own code that fails stops the search at once."""
 
-
-@pytest.mark.parametrize("name", ["budget", "seeds", "jobs", "fresh_seeds"])
-def test_numbers_below_one_are_refused(base, tmp_path, name):
-    with pytest.raises(ConfigError, match="should be at least 1"):
-        tune(base, [], tmp_path, **{name: 0})
-
-
-def test_a_method_whose_trials_all_fail_is_named(base, tmp_path, monkeypatch):
     def fail(*arguments, **settings):
-        raise RuntimeError("diverged")
+        raise kind("fails")
 
     monkeypatch.setattr(engines, "run_configuration", fail)
-    with pytest.raises(ConfigError, match=r"None of the \d trials of local could be completed"):
+    with pytest.raises(stops, match=sentence):
         tune(base, [], tmp_path, budget=1)
 
 
@@ -567,7 +572,6 @@ def kill_this_process():
 
 
 def kill_at_a_new_run():
-    """Kill when the third run has a folder and no round."""
     run, begun = engines.run_configuration, []
 
     def killed(configuration, **settings):

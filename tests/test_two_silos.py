@@ -14,13 +14,11 @@ import federation as fed
 import numpy as np
 import pytest
 from federation import FRESH_PROCESSES, ROOT, GuardedFederation
+from helpers import run_with
 from test_engines import assert_same_new_clients
 
 from fedkd_flwr.bundles.approved_runs import approve_run
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.config import read_config
-from fedkd_flwr.engines.in_process import InProcessGrid
-from fedkd_flwr.server_app import serve
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +85,6 @@ class ProxiedFederation(GuardedFederation):
         fed.wait_until(lambda: self.status("/") == 403, 20, "nginx")
 
     def status(self, path, port=None, body=b""):
-        """Return the status with which a POST without a key of a node is answered."""
         context = ssl.create_default_context(cafile=self.keys / "ca.crt")
         url = f"https://127.0.0.1:{port or self.node_port}{path}"
         headers = {"Content-Type": "application/protobuf"}
@@ -129,9 +126,7 @@ def approved(silos, refused):
 
 
 def in_process(settings, path):
-    """Run the same in this process."""
-    configuration = read_config({**settings, "output-dir": str(path)})
-    return serve(InProcessGrid(client_app, 2, configuration.flat()), configuration)
+    return run_with(client_app, settings, path)[0]
 
 
 def assert_same_last_round(there, here):

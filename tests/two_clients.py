@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from by_hand import logits, training_data
 from helpers import Witness, client_of, run_with
-from torch import nn
 from torch.nn import functional
 
 CHANGES = {
@@ -13,19 +12,8 @@ CHANGES = {
 }  # fmt: skip
 """Plain descent on all samples at once, three steps a round."""
 
-
-class Normed(nn.Module):
-    """A network with batch normalization and a head."""
-
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Flatten(), nn.Linear(shape[1] * shape[2], 24), nn.BatchNorm1d(24), nn.ReLU()
-        )
-        self.head = nn.Linear(24, classes)
-
-    def forward(self, images):
-        return self.head(self.body(images))
+BODY = 785 * 100
+"""Numbers of the mlp's hidden layer, which come first in its vector."""
 
 
 def sizes_of(flat):
@@ -50,22 +38,37 @@ def gradient(weights, images, labels):
 
 
 def witnessed(flat, folder, **changes):
-    """Run, and return what went each way and the run."""
     witness = Witness()
     finished, _ = run_with(witness, flat, folder, **changes)
     return witness, finished
 
 
 def returned_weights(witness):
-    """Return the weights that each client sent back, by round and client."""
     return {
         (t, n): arrays["weights"] for (t, kind, n), arrays in witness.up.items() if kind == "train"
     }
 
 
 def assert_same_models(one, other, tolerance=0.0):
-    """Compare what clients sent back in all rounds of two runs."""
     expected = returned_weights(other)
     assert expected
     for key, weights in returned_weights(one).items():
         np.testing.assert_allclose(weights, expected[key], rtol=0, atol=tolerance)
+
+
+def assert_rounds(run, small, end_of, atol=2e-6):
+    """Require that clients end where ``end_of(sent, n)`` says, and that their mean is sent.
+
+    `end_of` is called once for each client in each round, in order.
+    """
+    shares, back = sizes_of(small) / sizes_of(small).sum(), returned_weights(run)
+    assert shares[0] != shares[1]
+    for t in sorted({t for t, _ in back}):
+        sent = run.down[t, "train", 0]["weights"]
+        np.testing.assert_array_equal(run.down[t, "train", 1]["weights"], sent)
+        ends = [end_of(sent, n) for n in (0, 1)]
+        for n in (0, 1):
+            np.testing.assert_allclose(back[t, n], ends[n], atol=atol)
+            assert np.abs(back[t, n] - sent).max() > 1e-3
+        following = run.down[t, "evaluate", 0]["weights"]
+        np.testing.assert_allclose(following, shares @ ends, atol=atol)

@@ -1,13 +1,14 @@
 """Methods across several comparisons: wins, Wilcoxon's test, ranks, Friedman's test.
 
-Each comparison is one folder of runs and gives one number per method: the mean accuracy over
-clients and seeds; or one per method and seed. A method with several settings enters with the first
-in reading order, and the reference with its lowest ``batch-order``.
+Each comparison is one folder of runs and gives one number per method, or one per method and seed:
+its mean gain over the reference, matched by client. Folders with a common run are refused. A method
+with several settings enters with the first in reading order, and the reference with its lowest
+``batch-order``.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from scipy import stats
 from fedkd_flwr.analysis.columns import MISSING, REFERENCE, points
 from fedkd_flwr.analysis.comparison import Comparison, by_short_name, compare
 from fedkd_flwr.analysis.effects import FEWEST_METHODS
-from fedkd_flwr.analysis.groups import labels_by_method
+from fedkd_flwr.analysis.groups import each_run, labels_by_method
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_markdown
 from fedkd_flwr.analysis.significance import LEVEL, holm
@@ -32,8 +33,9 @@ class Across:
 
     Attributes
     ----------
-    accuracies : DataFrame
-        One row per unit, a comparison or a seed of one; one column per method that all have.
+    gains : DataFrame
+        Mean gain over the reference, part of 1: one row per unit, a comparison or a seed of one;
+        one column per method that all have.
     table : DataFrame
         One row per method, the best mean rank first: ``rank``, ``gain``, the mean over
         units of what it gains over the reference, ``wins``, ``p_value`` of Wilcoxon's
@@ -50,7 +52,7 @@ class Across:
         Notes on methods that lack seeds, and those of the comparisons on what limits them.
     """
 
-    accuracies: pd.DataFrame
+    gains: pd.DataFrame
     table: pd.DataFrame
     friedman: float
     pairs: pd.DataFrame
@@ -60,7 +62,7 @@ class Across:
 
     def to_markdown(self) -> str:
         """Return the table and what the tests show, in Markdown."""
-        tables = len(self.accuracies)
+        tables = len(self.gains)
         rows = []
         for label, row in self.table.iterrows():
             own = [points(row["gain"]), f"{row['wins']:.0f} of {tables}", f"{row['p_holm']:.2g}"]
@@ -93,8 +95,8 @@ def compare_across(
     """Compare methods over several folders of runs, each on its own data.
 
     `per_seed` makes each seed of a folder a unit of its own, instead of the mean over its seeds.
-    Raises `ConfigError` if there are fewer than two units, or no method besides the reference is in
-    all.
+    Raises `ConfigError` if there are fewer than two units, no method besides the reference is in
+    all, or a run is in two of the folders.
     """
     comparisons = {name: compare(folder) for name, folder in by_short_name(folders).items()}
     return across_of(comparisons, against, per_seed)
@@ -104,33 +106,33 @@ def across_of(
     comparisons: dict[str, Comparison], against: str = REFERENCE, per_seed: bool = False
 ) -> Across:
     """Return methods across comparisons; see `compare_across`."""
+    _refuse_copies(comparisons)
     by_seed = {name: _by_seed(comparison, against) for name, comparison in comparisons.items()}
     # A mean over other seeds than the reference's would compare different splits.
     means = {name: own.mean(skipna=False).to_frame().T for name, own in by_seed.items()}
-    accuracies = pd.concat(by_seed if per_seed else means).dropna(axis="columns")
-    # Accuracies that differ by rounding alone are ties.
-    accuracies = accuracies.round(9)
+    gains = pd.concat(by_seed if per_seed else means).dropna(axis="columns")
+    # Gains that differ by rounding alone are ties.
+    gains = gains.round(9)
     lacking = [*_notes_on_missing_methods(by_seed), *_notes_on_missing_seeds(by_seed)]
-    if len(accuracies) < FEWEST_UNITS:
+    if len(gains) < FEWEST_UNITS:
         raise ConfigError(
             "--across needs at least two folders of runs, one per comparison; or --per-seed and at "
             "least two seeds."
         )
-    if against not in accuracies or accuracies.shape[1] < 2:
+    if against not in gains or gains.shape[1] < 2:
         reason = (
             f"--across needs {against} and at least one other method in every folder; the methods "
-            f"in all of them, with all seeds, are: {', '.join(map(str, accuracies)) or 'none'}."
+            f"in all of them, with all seeds, are: {', '.join(map(str, gains)) or 'none'}."
         )
         raise ConfigError(" ".join([reason, *lacking]))
-    gains = accuracies.sub(accuracies[against], axis=0).round(9)
-    others = [label for label in accuracies if label != against]
+    others = [label for label in gains if label != against]
     p_values = [
         float(stats.wilcoxon(gains[label]).pvalue) if gains[label].any() else 1.0
         for label in others
     ]
     table = pd.DataFrame(
         {
-            "rank": accuracies.rank(axis=1, ascending=False).mean(),
+            "rank": gains.rank(axis=1, ascending=False).mean(),
             "gain": gains.mean(),
             "wins": (gains > 0).sum(),
             "p_value": pd.Series(p_values, index=others),
@@ -139,23 +141,49 @@ def across_of(
     ).sort_values("rank", kind="stable")
     units = f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}"
     if per_seed:
-        units = f"{len(accuracies)} seeds of {units}"
+        units = f"{len(gains)} seeds of {units}"
     limits = [f"{name}: {note}" for name, own in comparisons.items() for note in own.limits]
-    ranks = _equal_ranks(accuracies)
-    return Across(accuracies, table, *ranks, against, units, [*lacking, *limits])
+    ranks = _equal_ranks(gains)
+    return Across(gains, table, *ranks, against, units, [*lacking, *limits])
+
+
+def _refuse_copies(comparisons: Mapping[str, Comparison]) -> None:
+    """Refuse a run that is in two comparisons: a copy is no further evidence."""
+    found: dict[str, str] = {}
+    for name, comparison in comparisons.items():
+        for label, run in each_run(comparison.groups):
+            before = found.setdefault(run.run_id, name) if run.run_id else name
+            if before != name:
+                raise ConfigError(
+                    f"{before} and {name} hold the same run, {label} with seed "
+                    f"{run.config['seed']} (id {run.run_id[:8]}): a copy is no further comparison, "
+                    "so leave out one of the folders."
+                )
 
 
 def _by_seed(comparison: Comparison, against: str) -> pd.DataFrame:
-    """Return the accuracy of each method, of its first setting in reading order, by seed.
+    """Return the mean gain of each method, of its first setting in reading order, by seed.
 
-    The first setting of the reference is that of `References`.
+    The first setting of the reference is that of `References`. Methods that cannot be compared with
+    it are left out, and so are clients that lack one of the two accuracies.
     """
     labels = labels_by_method(comparison.groups)
-    if against in labels:
-        labels[against] = References(comparison.groups, against).labels
-    firsts = {own[0]: name for name, own in labels.items()}
-    by_seed = comparison.results.pivot(index="seed", columns="method", values="accuracy")
-    return by_seed[list(firsts)].rename(columns=firsts).dropna(how="all")
+    references = References(comparison.groups, against)
+    if not references.labels:
+        return pd.DataFrame(columns=list(labels), dtype=float)
+    reference = references.labels[0]
+    others = [own[0] for name, own in labels.items() if name != against]
+    comparable = [
+        label
+        for label in others
+        if label not in references and not references.obstacles(label, reference)
+    ]
+    accuracies = comparison.clients.pivot(
+        index=["seed", "partition_id"], columns="method", values="accuracy"
+    )
+    names = {own[0]: name for name, own in labels.items()}
+    gains = accuracies[[reference, *comparable]].sub(accuracies[reference], axis=0)
+    return gains.groupby("seed").mean().rename(columns={**names, reference: against})
 
 
 def _notes_on_missing_methods(by_seed: dict[str, pd.DataFrame]) -> list[str]:
@@ -181,11 +209,11 @@ def _notes_on_missing_seeds(by_seed: dict[str, pd.DataFrame]) -> list[str]:
     return [f"Methods are left out that lack results of a seed: {listed}."]
 
 
-def _equal_ranks(accuracies: pd.DataFrame) -> tuple[float, pd.DataFrame]:
+def _equal_ranks(gains: pd.DataFrame) -> tuple[float, pd.DataFrame]:
     """Return the p value of Friedman's test, and those of the Nemenyi test."""
-    if accuracies.shape[1] < FEWEST_METHODS:
+    if gains.shape[1] < FEWEST_METHODS:
         return math.nan, pd.DataFrame()
     import scikit_posthocs  # deferred: takes seconds to load
 
-    friedman = stats.friedmanchisquare(*(accuracies[label] for label in accuracies))
-    return float(friedman.pvalue), scikit_posthocs.posthoc_nemenyi_friedman(accuracies)
+    friedman = stats.friedmanchisquare(*(gains[label] for label in gains))
+    return float(friedman.pvalue), scikit_posthocs.posthoc_nemenyi_friedman(gains)

@@ -21,7 +21,7 @@ from fedkd_flwr.analysis.effects import (
     with_effects,
     with_harm,
 )
-from fedkd_flwr.analysis.groups import grouped
+from fedkd_flwr.analysis.groups import Groups, each_run, grouped
 from fedkd_flwr.analysis.harm import with_safeguards
 from fedkd_flwr.analysis.notes import (
     notes_on_evaluations,
@@ -34,17 +34,25 @@ from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.safeguard_criterion import notes_on_safeguards
-from fedkd_flwr.analysis.second_evaluation import at_best_evaluations
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
     check_same_data,
+    notes_on_code,
     notes_on_content,
 )
+from fedkd_flwr.analysis.shown_models import at_best_models
 from fedkd_flwr.analysis.significance import Effect
 from fedkd_flwr.analysis.targets import check_target, notes_on_target
 from fedkd_flwr.analysis.verdicts import basis_of, verdicts, verdicts_on_new_clients
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.runs import DamagedRunError, Run, RunDirectoryError, absolute, load_run
+from fedkd_flwr.runs import (
+    DamagedRunError,
+    Run,
+    RunDirectoryError,
+    absolute,
+    failures_in_words,
+    load_run,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,8 +72,8 @@ class Comparison:
     table : DataFrame
         One row a label, as `fedkd_flwr.analysis.results.means_over_seeds` returns it.
     verdicts : list of str
-        Of each method, whether it is better or worse than the reference or not shown to differ,
-        and the same for new clients.
+        Of each method, whether it is better or worse than the reference or not shown to differ, or
+        why it has no verdict; and the same for new clients.
     notes : list of str
         What a reader of the table has to know: how verdicts are reached, runs left out, seeds
         without the reference, ….
@@ -75,7 +83,8 @@ class Comparison:
         Mean gain over the reference by label, with interval, p value and outcome.
     limits : list of str
         Those of the notes that limit what the table says: runs that are damaged, unfinished or
-        repeated and not in it, runs on other data, and clients without an evaluation.
+        repeated and not in it, runs on other data, clients that failed, and clients without an
+        evaluation.
     """
 
     groups: dict[str, list[Run]]
@@ -96,7 +105,9 @@ class Comparison:
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Effect]:
         """The effect of each method over each other one; see `effects_of_pairs`."""
-        return effects_of_pairs(self.clients, list(self.groups))
+        return effects_of_pairs(
+            self.clients, list(self.groups), lambda *pair: not self.references.obstacles(*pair)
+        )
 
     def rendered(self) -> pd.DataFrame:
         """Return the table as text, under the headings that a reader sees."""
@@ -128,6 +139,7 @@ def compare(
     against: str = REFERENCE,
     *,
     best_evaluation: bool = False,
+    by_code: bool = False,
     allow_code: str | Iterable[str] = (),
 ) -> Comparison:
     """Put runs on the same splits side by side.
@@ -142,8 +154,10 @@ def compare(
     against : str
         What every method is compared with: a method, or the label of one of its settings.
     best_evaluation : bool
-        Show each method as received or after local training, whichever has the better validation
-        accuracy; otherwise at the moment at which the method is evaluated.
+        Show the model with the best validation accuracy: the clients' own, as received, or after
+        local training. Otherwise their own.
+    by_code : bool
+        Show each version of own code in a row of its own; otherwise the version of the latest run.
     allow_code : str or iterable of str
         Code that the runs' configs may name, see `fedkd_flwr.load_run`. Tables need none; figures
         and reports rebuild the clients' data.
@@ -170,8 +184,9 @@ def compare(
         reason = f"None of the {len(opened)} runs is finished, so there is nothing to compare."
         raise IncomparableRunsError(" ".join([reason, *damaged]))
     check_same_data(finished)
-    groups, repeated = grouped(finished)
-    groups = at_best_evaluations(groups) if best_evaluation else groups
+    groups, repeated = grouped(finished, by_code)
+    shown = [run for _, run in each_run(groups)]
+    groups = at_best_models(groups) if best_evaluation else groups
     references = References(groups, against)
     if against != REFERENCE and not references.labels:
         raise ConfigError(
@@ -194,6 +209,7 @@ def compare(
         table=table,
         verdicts=[
             *verdicts(effects, clients, against),
+            *references.refusals.values(),
             *verdicts_on_new_clients(groups, table.index, references),
         ],
         notes=[
@@ -201,11 +217,13 @@ def compare(
             *notes_on_harm(clients),
             *notes_on_safeguards(clients),
             *damaged,
-            *notes_on_content(finished),
+            *notes_on_content(shown),
+            *notes_on_code(shown),
             *unfinished,
             *repeated,
+            *_notes_on_failures(groups),
             *notes_on_groups(groups, clients, references),
-            *notes_on_provenance(finished),
+            *notes_on_provenance(shown),
             *ranked,
             *on_target,
             *notes_on_seconds(results),
@@ -216,10 +234,18 @@ def compare(
             *damaged,
             *unfinished,
             *repeated,
-            *notes_on_content(finished),
+            *_notes_on_failures(groups),
+            *references.refusals.values(),
+            *notes_on_content(shown),
+            *notes_on_code(shown),
             *notes_on_evaluations(groups),
         ],
     )
+
+
+def _notes_on_failures(groups: Groups) -> list[str]:
+    told = {label: failures_in_words(runs) for label, runs in groups.items()}
+    return [f"In {label} {failures}." for label, failures in told.items() if failures]
 
 
 def _notes_on_unfinished(runs: Iterable[Run]) -> list[str]:

@@ -305,17 +305,17 @@ def _models_from_state(run: Run, configuration: Configuration) -> Iterator[nn.Mo
                 f"{run.path.name} has no exported models, and clients of "
                 f"{configuration.run.strategy} do not store the evaluated model; {export}."
             )
-        folder = client.node.memory_folder(run.run_id)
+        session = client.session
+        folder = session.node.memory_folder(run.run_id)
         memory = MemoryFolder(folder).read(rounds + 1) if folder else None
         if memory is None:
             raise RunDirectoryError(
                 f"{run.path.name} has neither exported models nor stored state of client {n}; "
                 f"{export}."
             )
-        client.memory.replace(memory)
-        client.evaluated_in(rounds)
-        yield client.classifier
-        client.close()
+        session.memory.replace(memory)
+        yield session.evaluated_model(rounds)
+        session.close()
 
 
 def _others(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

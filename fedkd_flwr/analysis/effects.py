@@ -3,7 +3,7 @@
 Those over each other are also shown as a matrix of text.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import combinations
 from typing import Any
@@ -26,11 +26,13 @@ def effects_on_clients(clients: pd.DataFrame, labels: Iterable[Any]) -> dict[str
     return effects_of({str(label): gains[label] for label in labels if label in compared})
 
 
-def effects_of_pairs(clients: pd.DataFrame, labels: Sequence[str]) -> dict[tuple[str, str], Effect]:
+def effects_of_pairs(
+    clients: pd.DataFrame, labels: Sequence[str], comparable: Callable[[str, str], bool]
+) -> dict[tuple[str, str], Effect]:
     """Return the effect of each method over each other one, by their pair of labels.
 
     In both directions; Holm's correction is over all pairs, each counted once. Pairs without a
-    common seed are missing.
+    common seed, and those that are not comparable, are missing.
     """
     accuracies = clients.pivot(
         index=["seed", "partition_id"], columns="method", values="accuracy"
@@ -38,7 +40,7 @@ def effects_of_pairs(clients: pd.DataFrame, labels: Sequence[str]) -> dict[tuple
     gains = {}
     for first, second in combinations(labels, 2):
         gain = (accuracies[first] - accuracies[second]).dropna().groupby("seed").mean()
-        if len(gain):
+        if len(gain) and comparable(first, second):
             gains[first, second] = gain
     effects = effects_of(gains)
     turned = {(second, first): _turned(effects[first, second]) for first, second in effects}

@@ -4,13 +4,14 @@ Also what the clients of a run reach at its last evaluation.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from fedkd_flwr.analysis.columns import MISSING
+from fedkd_flwr.analysis.columns import MISSING, percent
 from fedkd_flwr.analysis.settings import defining_settings, varied_settings
 from fedkd_flwr.runs import Run
+from fedkd_flwr.runs.own_code import short_digest, versions_of_code
 from strategies.core.rounds import NEW_CLIENTS
 
 Groups = Mapping[str, list[Run]]
@@ -24,25 +25,57 @@ def each_run(groups: Groups) -> Iterator[tuple[str, Run]]:
             yield label, run
 
 
-def grouped(runs: Iterable[Run]) -> tuple[dict[str, list[Run]], list[str]]:
-    """Return the runs by label, one per seed in ascending order, and notes on runs left out."""
+def grouped(runs: Iterable[Run], by_code: bool = False) -> tuple[dict[str, list[Run]], list[str]]:
+    """Return the runs by label, one per seed in ascending order, and notes on runs left out.
+
+    Runs of two versions of own code never share a label. With `by_code` each version has its own,
+    else the version of the latest run counts.
+    """
     groups: dict[str, dict[int, Run]] = defaultdict(dict)
     notes = []
     for strategy, members in by_strategy(runs).items():
         varied = varied_settings(members)
-        # Of runs with equal settings and seed, the latest one counts.
+        alike: dict[tuple[str, ...], list[Run]] = defaultdict(list)
         for run in sorted(members, key=lambda run: run.description.get("started") or ""):
             settings = defining_settings(run.config)
-            named = [f"{name.rpartition('.')[2]}={settings.get(name, MISSING)}" for name in varied]
-            label = f"{strategy} ({', '.join(named)})" if named else strategy
-            before = groups[label].get(run.config["seed"])
-            if before:
-                notes.append(
-                    f"{before.path.name} is left out: {run.path.name} is a later run with the same "
-                    "settings and seed."
-                )
-            groups[label][run.config["seed"]] = run
+            parts = (f"{name.rpartition('.')[2]}={settings.get(name, MISSING)}" for name in varied)
+            alike[tuple(parts)].append(run)
+        for named, same in alike.items():
+            *earlier, latest = versions = versions_of_code(same)
+            if earlier and not by_code:
+                notes.append(_note_on_versions(_label(strategy, named), earlier, latest))
+                versions = [latest]
+            for version in versions:
+                code = (f"code={short_digest(version[-1])}",) if len(versions) > 1 else ()
+                own = groups[_label(strategy, (*named, *code))]
+                # Of runs with equal settings and seed, the latest one counts.
+                for run in version:
+                    if before := own.get(run.config["seed"]):
+                        notes.append(_note_on_repeated(before, run))
+                    own[run.config["seed"]] = run
     return {label: [runs[seed] for seed in sorted(runs)] for label, runs in groups.items()}, notes
+
+
+def _label(strategy: str, named: Sequence[str]) -> str:
+    return f"{strategy} ({', '.join(named)})" if named else strategy
+
+
+def _note_on_repeated(before: Run, run: Run) -> str:
+    earlier, later = (
+        f"{found.path.name} ({percent(client_accuracies(found).mean())})" for found in (before, run)
+    )
+    return (
+        f"{earlier} is left out: {later} is a later run with the same settings and seed. Remove "
+        "the one that is not to count."
+    )
+
+
+def _note_on_versions(label: str, earlier: list[list[Run]], latest: list[Run]) -> str:
+    names = ", ".join(run.path.name for version in earlier for run in version)
+    return (
+        f"{label}: {names} left out, made with other own code than {latest[-1].path.name}. Rerun "
+        "them, or show each version with --by-code (in Python by_code=True)."
+    )
 
 
 def by_strategy(runs: Iterable[Run]) -> dict[str, list[Run]]:

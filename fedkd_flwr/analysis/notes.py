@@ -1,7 +1,7 @@
 """Notes on differences between a comparison's runs: seeds, clients, settings, code, machines."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from fedkd_flwr.analysis.results import steps_of_a_client
 from fedkd_flwr.analysis.settings import defining_settings, plan_of, table_settings, varied_settings
 from fedkd_flwr.config import lost_keys
 from fedkd_flwr.runs import Run
+from fedkd_flwr.runs.own_code import has_accepted_code, minor_version
 from fedkd_flwr.runs.provenance import legs_of
 
 MANY_STEPS = 1.5
@@ -114,6 +115,8 @@ def _notes_on_reference(groups: Groups, clients: pd.DataFrame, references: Refer
         for setting, found in without.items()
     ]
     for label, run in others:
+        if label in references.refusals:
+            continue
         own = clients[(clients["method"] == label) & (clients["seed"] == run.config["seed"])]
         matched = int(own["gain"].notna().sum())
         evaluated, trained = len(own), plan_of(run.config).num_training
@@ -234,11 +237,11 @@ UNKNOWN = "not recorded"
 """Stands for what a run of an older version did not record."""
 
 
-def notes_on_provenance(runs: Iterable[Run]) -> list[str]:
+def notes_on_provenance(runs: Sequence[Run]) -> list[str]:
     """Note how runs differ besides their settings, which alone can change numbers.
 
-    Each process that wrote rounds of a run counts. At most two sentences: what differs, and whether
-    code was modified after its commit.
+    Each process that wrote rounds of a run counts. At most three sentences: what differs, whether
+    own code changed during a run, and whether the project's was modified after its commit.
     """
     makers = [_makers(run) for run in runs]
     made = [_made_by(maker) for own in makers for maker in own]
@@ -250,6 +253,9 @@ def notes_on_provenance(runs: Iterable[Run]) -> list[str]:
             f"The runs differ in {'; '.join(differing)}. That alone can change numbers; rerun the "
             "older ones before you compare small gains."
         )
+    accepted = sum(has_accepted_code(run.description) for run in runs)
+    if accepted:
+        notes.append(f"Runs whose own code changed with accept-changes: {accepted}.")
     modified = sum(any(_is_modified(maker) for maker in own) for own in makers)
     if modified:
         notes.append(f"Runs that code other than its recorded commit made: {modified}.")
@@ -273,6 +279,7 @@ def _made_by(description: Mapping[str, Any]) -> dict[str, str]:
     return {
         "project version": project.get("version", UNKNOWN),
         "commit": project.get("commit", "")[:8] or UNKNOWN,
+        "Python": minor_version(str(versions.get("python", UNKNOWN))),
         "torch": versions.get("torch", UNKNOWN),
         "numpy": versions.get("numpy", UNKNOWN),
         "processor": description.get("processor", UNKNOWN),

@@ -1,25 +1,33 @@
-"""Which run each run of a comparison is compared with: by default one of `local`."""
+"""Which run each run of a comparison is compared with: by default one of `local`.
+
+Also which methods cannot be compared with each other, and why.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cached_property
 
 from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.groups import Groups
 from fedkd_flwr.analysis.ranking import best_first
 from fedkd_flwr.analysis.settings import varied_settings
-from fedkd_flwr.runs import Run
+from fedkd_flwr.runs import ROUNDS, Run, failures_in_words
 
 
 class References:
     """The runs that the others of a comparison are compared with.
 
-    Of several settings of the reference, a method is compared with the one that shares most
-    settings with it, in every seed; of several such, with the best on validation data. Only
-    settings that have a common seed with the method count. Its other seeds have no reference: a
-    gain over several settings would be a gain over none of them. Runs of the reference with a
-    higher ``batch-order`` than others are compared like a method: they show how much chance
-    changes. The reference (`against`) is a method, or the label of one of its settings.
+    Of several settings of the reference, a method is compared with the one that has its number of
+    rounds and shares most settings with it, in every seed; of several such, with the best on
+    validation data. Only settings that have a common seed with the method count. Its other seeds
+    have no reference: a gain over several settings would be a gain over none of them. Runs of the
+    reference with a higher ``batch-order`` than others are compared like a method: they show how
+    much chance changes. The reference (`against`) is a method, or the label of one of its settings.
     """
 
     def __init__(self, groups: Groups, against: str = REFERENCE) -> None:
         self.against = against
+        self._groups = groups
         own = [against] if against in groups else _of_method(against, groups)
         self._by_seed = {
             name: {run.config["seed"]: run for run in groups[name]}
@@ -37,7 +45,7 @@ class References:
         common = [name for name, own in self._by_seed.items() if seeds & own.keys()]
         return min(
             common,
-            key=lambda name: len(varied_settings([runs[0], groups[name][0]])),
+            key=lambda name: _distance(runs[0], groups[name][0]),
             default=None,
         )
 
@@ -67,6 +75,71 @@ class References:
         """Return the run that a run is compared with; see `name_of`."""
         name = self.name_of(label, seed)
         return self._by_seed[name][seed] if name else None
+
+    def matched(self, label: str, seed: int) -> Run | None:
+        """Return the run that a run has a gain over; None also for those of `refusals`."""
+        return None if label in self.refusals else self.of(label, seed)
+
+    @cached_property
+    def refusals(self) -> dict[str, str]:
+        """Why methods have no gain and no verdict, by their labels, in a sentence each."""
+        found = {
+            label: self.obstacles(label, other) for label, other in self._preferred.items() if other
+        }
+        return {
+            label: f"{label} has no verdict against {self._preferred[label]}: {'; '.join(reasons)}."
+            for label, reasons in found.items()
+            if reasons
+        }
+
+    def obstacles(self, label: str, other: str) -> list[str]:
+        """Return why two groups cannot be compared, and what to do; empty if they can be."""
+        own, others = self._groups[label], self._groups[other]
+        rounds, their_rounds = (runs[0].config[ROUNDS] for runs in (own, others))
+        reasons = []
+        if rounds != their_rounds:
+            reasons.append(
+                f"{ROUNDS} is {rounds} in {label} and {their_rounds} in {other}; run both with the "
+                "same number"
+            )
+        reasons += [
+            f"the {key} of seed {_listed(seeds)} differs between {label} and {other}, by the "
+            "digests in config.json; run both on the same data"
+            for key, seeds in _other_content(own, others).items()
+        ]
+        return [*reasons, *self._silent[label], *self._silent[other]]
+
+    @cached_property
+    def _silent(self) -> dict[str, list[str]]:
+        """Which clients never gave a valid reply when they were asked, by label."""
+        found = {
+            label: failures_in_words(runs, only_silent=True) for label, runs in self._groups.items()
+        }
+        return {
+            label: [f"in {label} {clients}; correct that and run it again"] if clients else []
+            for label, clients in found.items()
+        }
+
+
+def _distance(run: Run, other: Run) -> tuple[bool, int]:
+    """Return how different the settings of two runs are: the number of rounds, then the others."""
+    return run.config[ROUNDS] != other.config[ROUNDS], len(varied_settings([run, other]))
+
+
+def _other_content(own: Iterable[Run], others: Iterable[Run]) -> dict[str, list[int]]:
+    """Return the seeds whose data differ, by the names of the digests that both record."""
+    theirs = {run.config["seed"]: run.description.get("data") or {} for run in others}
+    found: dict[str, list[int]] = defaultdict(list)
+    for run in own:
+        seed = run.config["seed"]
+        for key, digest in (run.description.get("data") or {}).items():
+            if theirs.get(seed, {}).get(key, digest) != digest:
+                found[key].append(seed)
+    return found
+
+
+def _listed(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _of_method(method: str, groups: Groups) -> list[str]:

@@ -81,7 +81,7 @@ def client_results(
     frames = []
     for label, run in each_run(groups):
         seed = run.config["seed"]
-        reference = references.of(label, seed)
+        reference = references.matched(label, seed)
         accuracies = accuracies_of(run)
         clients = accuracies.index
         nothing = pd.Series(dtype=float)
@@ -114,7 +114,7 @@ def run_results(
     references: References,
     target: float | None = None,
 ) -> pd.DataFrame:
-    """Return one row per run.
+    """Return one row per run; accuracies at the last evaluation are those of `clients`.
 
     Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
     ``clients_worst``, ``clients_decile``, ``clients_worst_tenth``, ``jain``, ``beats_local`` and
@@ -136,20 +136,20 @@ def run_results(
         last, chosen = summary["last_round"] or {}, summary["validation_round"] or {}
         seed = run.config["seed"]
         own = by_run.get((label, seed), clients.iloc[:0])
+        accuracies = own["accuracy"]
         rows.append(
             {
                 "method": label,
                 "seed": seed,
-                "accuracy": last.get("accuracy_mean"),
+                "accuracy": accuracies.mean(),
                 "accuracy_chosen": chosen.get("accuracy_mean"),
-                "clients_std": last.get("accuracy_std"),
-                "clients_worst": last.get("accuracy_min"),
-                **_spread_over_clients(own["accuracy"]),
+                "clients_std": accuracies.std(ddof=0),
+                "clients_worst": accuracies.min(),
+                **_spread_over_clients(accuracies),
                 **_against_reference(own["gain"].dropna()),
                 "nll": last.get("loss_mean"),
-                **_at_second_moments(run),
                 **_means_over_clients(run),
-                **_of_new_clients(run, references.of(label, seed)),
+                **_of_new_clients(run, references.matched(label, seed)),
                 "numbers": summary["numbers_up"] + summary["numbers_down"],
                 "bytes": summary["bytes_up"] + summary["bytes_down"],
                 "gradient_steps": steps_of_a_client(run),
@@ -183,19 +183,14 @@ def _spread_over_clients(accuracies: pd.Series) -> dict[str, float]:
     }
 
 
-def _at_second_moments(run: Run) -> dict[str, float]:
-    """Return mean accuracies at another moment, where all clients of the evaluation have one."""
-    rows = run.last_evaluations
-    return {
-        name: float(rows[name].mean()) if name in rows and rows[name].notna().all() else math.nan
-        for name in AT_SECOND_MOMENTS
-    }
-
-
 def _means_over_clients(run: Run) -> dict[str, float]:
-    """Return the means over clients of what the last evaluation measured."""
-    rows, names = run.last_evaluations, (*MEANS, *SAFEGUARD_COLUMNS)
-    return {name: float(rows[name].mean()) if name in rows else math.nan for name in names}
+    """Return the means over clients of what the last evaluation measured.
+
+    NaN for another moment if one of its clients lacks it.
+    """
+    names = (*MEANS, *SAFEGUARD_COLUMNS, *AT_SECOND_MOMENTS)
+    rows = run.last_evaluations.reindex(columns=names)
+    return {name: float(rows[name].mean(skipna=name not in AT_SECOND_MOMENTS)) for name in names}
 
 
 def _of_new_clients(run: Run, reference: Run | None) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 The criterion has two sides. At most `MOST_HARMED` of all clients are shown to be worse than their
 private model. At least `LEAST_KEPT` of the mean gain is kept, over the methods that gain alone.
+An aim is met if the bound of the interval meets it: few clients show nothing.
 """
 
 import math
@@ -77,21 +78,36 @@ class Criterion:
         rows = self.clients[by_method.index.isin(gaining)]
         return _over_seeds(rows, _kept)
 
+    def most_harmed(self) -> float:
+        """Return the upper bound of the share of clients shown to be worse with a safeguard.
+
+        Where there is no interval over seeds, the exact bound of Clopper and Pearson over clients.
+        """
+        shown = self.harmed()
+        if not math.isnan(shown.high):
+            return shown.high
+        number, tail = len(self.clients), (1 - CONFIDENCE) / 2
+        count = round(shown.value * number)
+        return float(stats.beta.isf(tail, count + 1, number - count)) if count < number else 1.0
+
     @property
     def notes(self) -> list[str]:
         """Both sides of the criterion, a sentence each."""
         alone, safe, kept = self.harmed("method"), self.harmed(), self.kept()
+        most = self.most_harmed()
         shown = (
             f"Safeguards: {safe} of {len(self.clients)} clients are shown to be worse than their "
-            f"private model, {alone} with the method alone (aim: at most {MOST_HARMED:.0%}, "
-            f"{_met(safe.value <= MOST_HARMED)})."
+            f"private model, {alone} with the method alone; the upper bound is {percent(most)} "
+            f"(aim: at most {MOST_HARMED:.0%}, "
+            f"{_met(safe.value <= MOST_HARMED, most <= MOST_HARMED)})."
         )
         if not self.gaining:
             return [shown, "No method with a safeguard gains alone, so there is no gain to keep."]
         gain = (
             f"Safeguards keep {kept} of the mean gain, over {len(self.gaining)} of "
             f"{len(self.table)} methods that gain at least {100 * SMALLEST_GAIN:g} points alone "
-            f"(aim: at least {LEAST_KEPT:.0%}, {_met(kept.value >= LEAST_KEPT)})."
+            f"(aim: at least {LEAST_KEPT:.0%}, "
+            f"{_met(kept.value >= LEAST_KEPT, kept.low >= LEAST_KEPT)})."
         )
         return [shown, gain]
 
@@ -181,5 +197,8 @@ def _over_seeds(
     return Estimate(value, max(low, value - width), value + width)
 
 
-def _met(holds: bool) -> str:
-    return "met" if holds else "missed"
+def _met(holds: bool, is_certain: bool) -> str:
+    """Return whether an aim is met, by its estimate and by the bound of its interval."""
+    if not holds:
+        return "missed"
+    return "met" if is_certain else "not shown"

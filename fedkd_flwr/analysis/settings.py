@@ -9,6 +9,7 @@ from fedkd_flwr.config import DATA_KEYS, KEYS_WITHOUT_EFFECT, ConfigError, defau
 from fedkd_flwr.config.old_keys import OLD_KEYS
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import Run
+from fedkd_flwr.runs.own_code import code_of, python_of
 from strategies.core.plan import PlanSettings
 
 
@@ -123,4 +124,18 @@ def notes_on_content(runs: Iterable[Run]) -> list[str]:
         f"The {key} of these runs is not the same in all of them, by the digests in config.json; "
         "their numbers cannot be compared."
         for key in differing
+    ]
+
+
+def notes_on_code(runs: Iterable[Run]) -> list[str]:
+    """Return a note for each own object that is not the same in all runs of one Python version."""
+    digests: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for run in runs:
+        for name, digest in code_of(run.description).items():
+            digests[name, python_of(run.description)].add(digest)
+    differing = dict.fromkeys(name for (name, _), found in digests.items() if len(found) > 1)
+    return [
+        f"The code of {name} is not the same in all of these runs, by the digests in config.json: "
+        "differences between methods may come from that."
+        for name in differing
     ]

@@ -55,7 +55,8 @@ AcceptChanges = Annotated[
     bool,
     typer.Option(
         "--accept-changes",
-        help="Continue a run with another major version of the project, Flower or PyTorch.",
+        help="Continue or keep runs of other code of your own, and of another major version of the "
+        "project, Flower or PyTorch.",
     ),
 ]
 

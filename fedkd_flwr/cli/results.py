@@ -59,8 +59,12 @@ def compare(
         bool,
         typer.Option(
             "--best-evaluation",
-            help="Show each method as received or after local training, by validation accuracy.",
+            help="Show the model with the best validation accuracy, such as that as received.",
         ),
+    ] = False,
+    by_code: Annotated[
+        bool,
+        typer.Option("--by-code", help="Show each version of your own code in a row of its own."),
     ] = False,
     across: Annotated[
         bool, typer.Option("--across", help="Each folder is one comparison; rank over them.")
@@ -84,6 +88,7 @@ def compare(
                 "--pairs": pairs,
                 "--target": target is not None,
                 "--best-evaluation": best_evaluation,
+                "--by-code": by_code,
                 "--allow-code": allow_code,
             }
             if given := [name for name, value in of_one_comparison.items() if value]:
@@ -98,7 +103,7 @@ def compare(
             raise ConfigError(f"--format {layout} is not one of {', '.join(LAYOUTS)}.")
         code = allow_code or ()
         compared = comparison.compare(
-            runs, target, against, best_evaluation=best_evaluation, allow_code=code
+            runs, target, against, best_evaluation=best_evaluation, by_code=by_code, allow_code=code
         )
         print_comparison(compared, layout)
         if per_client:

@@ -1,6 +1,7 @@
 """The command that runs a method: ``fedkd run``."""
 
 import shlex
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -161,8 +162,9 @@ def run_with_progress(
     resources: Mapping[str, Any],
     verbose: bool,
 ) -> "Run":
-    """Run with a progress bar; if interrupted, print how to continue."""
+    """Run with a progress bar; if it stops, print how to continue."""
     from fedkd_flwr.cli.progress import RunProgress
+    from fedkd_flwr.clients.tracebacks import ClientCodeError
     from fedkd_flwr.engines import find_engine
 
     settings = configuration.run
@@ -174,6 +176,10 @@ def run_with_progress(
     except KeyboardInterrupt:
         say_beside([interrupted(configuration, engine)])
         raise typer.Exit(INTERRUPTED) from None
+    except ClientCodeError as error:
+        say_beside("".join(traceback.format_exception(error.__cause__)).splitlines())
+        say_beside([interrupted(configuration, engine)])
+        raise
 
 
 def interrupted(configuration: "Configuration", engine: str) -> str:
@@ -214,7 +220,9 @@ def print_clients(finished: "Run") -> None:
 
 
 def print_result(finished: "Run") -> None:
-    """Print the result table and the absolute path of the run directory."""
+    """Print the result table, the absolute path of the run directory, and which clients failed."""
+    from fedkd_flwr.runs import failures_in_words
+
     summary = finished.summary or {}
     rows = [
         (
@@ -236,6 +244,8 @@ def print_result(finished: "Run") -> None:
         f"{summary['failures']} failures; {summary['seconds']:.1f} s"
     )
     say(f"Run directory: {finished.path}")
+    if failures := failures_in_words([finished]):
+        say(f"Failures: {failures}")
 
 
 def _evaluated_split(finished: "Run") -> str:

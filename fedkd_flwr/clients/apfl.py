@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.shared_models import Pair, SharedModelClient
 from fedkd_flwr.models.model_pool import Architecture
@@ -73,9 +73,9 @@ class APFLClient(SharedModelClient, ParameterClient):
         return self.State(alpha=self.settings.alpha)
 
     @property
-    def shared_architecture(self) -> Architecture:
-        """The architecture of the client's own model, which is the global model's too."""
-        return self.architecture
+    def architectures(self) -> tuple[Architecture, ...]:
+        """The architecture of the client's own model, which is the global model's too, twice."""
+        return self.session.architecture, self.session.architecture
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Take a step on alpha, train both models, and reply with the global one."""
@@ -89,20 +89,22 @@ class APFLClient(SharedModelClient, ParameterClient):
 
     def next_alpha(self, pair: Pair, server_round: int) -> float:
         """Return alpha after a step on the first private batch of the round."""
-        ((images, labels),) = self.gradient_steps.counted(
+        ((images, labels),) = self.session.gradient_steps.counted(
             [next(self.private_batches(server_round))]
         )
         alpha = torch.tensor(self.state.alpha, device=self.device, requires_grad=True)
         (slope,) = torch.autograd.grad(mixture_loss(pair.eval(), images, labels, alpha), alpha)
-        return min(1.0, max(0.0, self.state.alpha - self.private_rate(server_round) * float(slope)))
+        return min(
+            1.0, max(0.0, self.state.alpha - self.session.local.rate(server_round) * float(slope))
+        )
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Evaluate the global model for comparison, then mix the private model with it."""
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Evaluate the mixture of the private and the global model, after the global one."""
         private = copied_state(self.model)
         self.receive_model(received)
-        global_accuracy = self.test_accuracy()
+        counts = self.session.evaluate("global")
         shared = copied_state(self.model)
         fill_model(self.model, private)
         with torch.no_grad():
             fill_model(self.model, mixture(self.model, shared, self.state.alpha))
-        return {"global-accuracy": global_accuracy}
+        return Evaluated(self.model, counts)

@@ -4,6 +4,7 @@
 """
 
 import math
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from logging import WARNING
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, TrainReply
+from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.config import RunConfig, methods_with
 from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
 from fedkd_flwr.models.estimators import new_estimator, try_estimator
-from fedkd_flwr.training.losses import cross_entropy, kl_to_teacher
+from fedkd_flwr.models.model_pool import Architecture
+from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.core.flower import log
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC
 from strategies.core.randomness import random_generator
@@ -45,8 +48,10 @@ def refusal(run: RunConfig) -> str:
     return ""
 
 
-def require_estimator(run: RunConfig, name: str) -> None:
+def require_estimator(run: RunConfig, name: str, missing: bool = False) -> None:
     """Refuse an estimator that a run cannot have, by a fit on random numbers.
+
+    With `missing`, some of them are NaN.
 
     Raises
     ------
@@ -56,7 +61,7 @@ def require_estimator(run: RunConfig, name: str) -> None:
     if reason := refusal(run):
         raise ValueError(f"{name}: {reason}")
     create = partial(new_estimator, name, run.models.estimators.options_of(name))
-    try_estimator(name, create, math.prod(run.data.image_shape))
+    try_estimator(name, create, math.prod(run.data.image_shape), missing)
 
 
 class EstimatorClient(PersonalClient):
@@ -66,7 +71,16 @@ class EstimatorClient(PersonalClient):
     with the teacher's soft labels, as weighted rows.
     """
 
-    outside_cohorts = True
+    def require_allowed(self) -> None:
+        """Refuse an estimator that the run or the node's operator does not allow.
+
+        Raises
+        ------
+        PolicyError
+            With the reason.
+        """
+        if reason := refusal(self.session.run):
+            raise PolicyError(reason)
 
     # ---- The model -----------------------------------------------------------------------
 
@@ -74,37 +88,22 @@ class EstimatorClient(PersonalClient):
     def model(self) -> EstimatorModel:
         """The client's stored estimator, or a new one."""
         model = self.new_model()
-        if stored := self.stored_model:
+        if stored := self.session.stored_model:
             model.load_state_dict(stored)
         return model
 
     def new_model(self) -> EstimatorModel:
         """Return an estimator that is not fitted. Its seed is the same in all rounds."""
-        name, settings = self.model_name, self.run.models.estimators
-        draws = random_generator(self.run.plan.seed, "estimator", self.partition_id)
-        options = {} if self.node.model else settings.options_of(name)
+        name, settings = self.session.model_name, self.session.run.models.estimators
+        draws = random_generator(self.session.run.plan.seed, "estimator", self.partition_id)
+        options = {} if self.session.node.model else settings.options_of(name)
         create = partial(new_estimator, name, options, int(draws.integers(LARGEST_SEED)))
         return EstimatorModel(create, self.data.classes)
 
     @property
-    def private_client(self) -> type[PersonalClient]:
-        """The class of the client that fits a safeguard's private estimator."""
-        return estimator_client(PersonalClient)
-
-    @property
-    def exported_model(self) -> nn.Module:
-        """The estimator."""
-        return self.model
-
-    def try_step(self) -> str:
-        """Fit a new estimator on the private samples, and say how it went."""
-        self.refit()
-        loss = cross_entropy(self.model, self.data.train_images, self.data.train_labels)
-        return f"fitted; the training samples have loss {loss.item():.3f}"
-
-    def close(self) -> None:
-        """Keep nothing: the estimator was stored before."""
-        vars(self).pop("model", None)
+    def architectures(self) -> tuple[Architecture, ...]:
+        """No network."""
+        return ()
 
     # ---- Training ------------------------------------------------------------------------
 
@@ -139,7 +138,7 @@ class EstimatorClient(PersonalClient):
         float
             The distillation loss, afterwards.
         """
-        settings, images = self.settings, self.public_images(server_round - 1)
+        settings, images = self.settings, self.session.public_images(server_round - 1)
         self.refit(images, torch.softmax(settings.temperature * teacher.log(), dim=1))
         logits = self.predict(self.model, images)
         return float(kl_to_teacher(logits, teacher, settings.temperature, settings.t_squared))
@@ -168,7 +167,7 @@ class EstimatorClient(PersonalClient):
         factor : float
             What multiplies the weight of public samples.
         """
-        data, settings = self.data, self.run.models.estimators
+        data, settings = self.data, self.session.run.models.estimators
         weights = torch.full_like(data.train_labels, settings.private_weight, dtype=torch.float32)
         rows = [(data.train_images, data.train_labels, weights)]
         if public is not None and teacher is not None:
@@ -178,12 +177,13 @@ class EstimatorClient(PersonalClient):
             self.model.fit(*map(torch.cat, zip(*rows, strict=True)))
         # An estimator may raise anything, and what it raises may depend on single samples.
         except Exception as error:
-            if not self.policy.hides_divergence:
+            if not self.session.policy.hides_divergence:
                 raise
             log(WARNING, "Client %d: %s. Its model is as before.", self.partition_id, error)
 
-    def fine_tune_for_evaluation(self, server_round: int) -> None:
-        """Leave the estimator as it is: it was fitted on the private samples."""
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Evaluate as the method does, but leave the estimator as it was fitted."""
+        return replace(super().evaluated(received, server_round), fine_tuned_by=None)
 
 
 @cache

@@ -44,7 +44,7 @@ class FDClient(ClassMeanClient):
         else:
             loss = self.train_locally(server_round)
         images = self.data.train_images
-        with self.local.evaluation_statistics(self.model, images):
+        with self.session.local.evaluation_statistics(self.model, images):
             logits = self.predict(self.model, images)
         predictions = functional.softmax(logits, dim=1)
         return TrainReply(self.class_mean_arrays(predictions), {"train-loss": loss})

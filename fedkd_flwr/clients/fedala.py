@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.models.layers import layers_of
 from fedkd_flwr.models.vectors import fill_model
@@ -51,14 +51,14 @@ class FedALAClient(ParameterClient):
         loss = self.train_locally(server_round)
         return TrainReply(self.model_arrays(), {"train-loss": loss})
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
         """Evaluate the mixture."""
         self.receive_and_mix(received, server_round)
-        return {}
+        return Evaluated(self.model)
 
     def receive_and_mix(self, received: Arrays, server_round: int) -> dict[str, Tensor]:
         """Mix the received model with the client's own, if it has trained one, and return W."""
-        own = self.mixed_parameters() if self.stored_model else None
+        own = self.mixed_parameters() if self.session.stored_model else None
         self.receive_model(received)
         return self.mix_with(own, server_round) if own else {}
 
@@ -86,7 +86,7 @@ class FedALAClient(ParameterClient):
         losses: list[float] = []
         self.model.eval()
         for batches in self.weight_epochs(server_round, 1 if kept else MOST_EPOCHS):
-            for images, labels in self.gradient_steps.counted(batches):
+            for images, labels in self.session.gradient_steps.counted(batches):
                 start = {n: t.requires_grad_() for n, t in mixture(own, received, weights).items()}
                 logits = functional_call(self.model, start, (images,))
                 loss = functional.cross_entropy(logits, labels)
@@ -104,12 +104,15 @@ class FedALAClient(ParameterClient):
 
     def weight_epochs(self, server_round: int, most: int) -> Iterator[Iterator[Batch]]:
         """Yield the batches of each epoch for W: the same ones, of a share of the samples."""
-        generator, size = self.generator("mixing", server_round), self.run.training.batch_size
-        count = max(1, int(self.settings.sample_share * self.num_examples))
-        chosen = torch.from_numpy(generator.permutation(self.num_examples)[:count])
+        generator, size = (
+            self.generator("mixing", server_round),
+            self.session.run.training.batch_size,
+        )
+        count = max(1, int(self.settings.sample_share * self.data.num_train))
+        chosen = torch.from_numpy(generator.permutation(self.data.num_train)[:count])
         for _ in range(most):
             # In one order, so that the losses of the last batches can converge.
-            yield self.batches_at(iter(torch.split(chosen, size)))
+            yield self.session.batches_at(iter(torch.split(chosen, size)))
 
 
 def converged(losses: Sequence[float], threshold: float) -> bool:

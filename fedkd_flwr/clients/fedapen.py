@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.shared_models import EnsembleClient, Pair, taught
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import plain_copy
@@ -83,7 +83,7 @@ class FedAPENClient(EnsembleClient):
     @cached_property
     def parts(self) -> tuple[Tensor, Tensor]:
         """Positions of the adaptability set, and ascending ones of the samples for the models."""
-        total, share = self.num_examples, self.settings.adaptability_share
+        total, share = self.data.num_train, self.settings.adaptability_share
         count = min(max(1, int(share * total)), max(0, total - 2)) if share else 0
         order = torch.from_numpy(self.generator("adaptability", 0).permutation(total))
         return order[:count], order[count:].sort().values
@@ -103,10 +103,13 @@ class FedAPENClient(EnsembleClient):
         metrics = {"train-loss": mean_loss, "private-weight": self.state.private_weight}
         return TrainReply(dict(model_vectors(self.shared)), metrics)
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Load the averaged shared model, and learn lambda for it."""
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Evaluate the ensemble with the averaged shared model, after learning lambda for it."""
         self.receive(received)
-        return {}
+        return Evaluated(
+            self.ensemble_of(self.model, self.shared),
+            exported=lambda: self.ensemble_of(plain_copy(self.model), plain_copy(self.shared)),
+        )
 
     def receive(self, received: Arrays) -> None:
         """Load the shared model, and learn lambda on the adaptability set."""
@@ -115,25 +118,16 @@ class FedAPENClient(EnsembleClient):
         if not len(chosen):
             return
         images, labels = (part[chosen] for part in (self.data.train_images, self.data.train_labels))
-        with self.local.evaluation_statistics(self.classifier, self.data.train_images):
+        ensemble = self.ensemble_of(self.model, self.shared)
+        with self.session.local.evaluation_statistics(ensemble, self.data.train_images):
             logits = [predict_logits(model, images) for model in (self.model, self.shared)]
-        size, settings = self.run.training.batch_size, self.settings
+        size, settings = self.session.run.training.batch_size, self.settings
         for _ in range(settings.adaptability_epochs):
             batches = zip(*(torch.split(part, size) for part in (*logits, labels)), strict=True)
-            for private, shared, own in self.gradient_steps.counted(batches):
+            for private, shared, own in self.session.gradient_steps.counted(batches):
                 slope = slope_of(self.state.private_weight, private, shared, own)
                 stepped = self.state.private_weight - settings.adaptability_rate * slope
                 self.state.private_weight = min(1.0, max(0.0, stepped))
-
-    @property
-    def classifier(self) -> nn.Module:
-        """The ensemble of both models."""
-        return self.ensemble_of(self.model, self.shared)
-
-    @property
-    def exported_model(self) -> nn.Module:
-        """The ensemble of both models in their plain architectures."""
-        return self.ensemble_of(plain_copy(self.model), plain_copy(self.shared))
 
     def ensemble_of(self, private: nn.Module, shared: nn.Module) -> Ensemble:
         """Return two models with the weights lambda and ``1 - lambda`` of their logits."""

@@ -1,5 +1,8 @@
 """Clients of FedAvg and of methods that exchange models like it, with or without fine-tuning."""
 
+from dataclasses import replace
+
+from fedkd_flwr.clients.base import Arrays, Evaluated
 from fedkd_flwr.clients.parameters import ParameterClient
 from strategies.fedavg import FineTuningSettings
 from strategies.fedbabu import FedBABUSettings
@@ -17,7 +20,7 @@ class FineTuningClient(FedAvgClient):
 
     settings: FineTuningSettings | PFedDFSettings | FedBABUSettings
 
-    @property
-    def fine_tune_epochs(self) -> int:
-        """Epochs of fine-tuning of the method; those of the run come on top."""
-        return self.settings.epochs + super().fine_tune_epochs
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Fine-tune the model in the message; the epochs of the run come on top."""
+        evaluated = super().evaluated(received, server_round)
+        return replace(evaluated, fine_tune_epochs=self.settings.epochs)

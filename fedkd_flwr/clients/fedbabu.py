@@ -1,16 +1,15 @@
 """The client of FedBABU."""
 
-from collections.abc import Iterable
+from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkd_flwr.clients.base import Arrays
+from fedkd_flwr.clients.base import Arrays, Evaluated
 from fedkd_flwr.clients.fedavg import FineTuningClient
-from fedkd_flwr.models.layers import layers_of
+from fedkd_flwr.models.layers import head_and_body
 from fedkd_flwr.models.vectors import fill_model
-from fedkd_flwr.training.loop import Batch, Loss, train_on
+from fedkd_flwr.training.loop import Loss
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.fedbabu import FedBABUSettings
 
@@ -29,8 +28,8 @@ def _loss_partly_frozen(
     model: nn.Module, images: Tensor, labels: Tensor, *, frozen_head: bool
 ) -> Tensor:
     """Return the cross-entropy without gradients for the last layer, or for all others."""
-    head = set(layers_of(model)[-1].parameters(recurse=False))
-    frozen = {n: p.detach() for n, p in model.named_parameters() if (p in head) == frozen_head}
+    fixed = set(head_and_body(model)[0 if frozen_head else 1])
+    frozen = {n: p.detach() for n, p in model.named_parameters() if p in fixed}
     return nn.functional.cross_entropy(functional_call(model, frozen, (images,)), labels)
 
 
@@ -46,19 +45,23 @@ class FedBABUClient(FineTuningClient):
     """Trains the received body below the initial head, and fine-tunes before it is evaluated."""
 
     settings: FedBABUSettings
-    initial_draw = 0
-    needs_body = True
+    needs_layer = "body"
+
+    @classmethod
+    def trained_parts(cls, model: nn.Module) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters of the body."""
+        return {"body": head_and_body(model)[1]}
 
     def receive_model(self, received: Arrays) -> None:
         """Load the received body, and the initial head above it."""
-        fill_model(self.model, self.new_model().state_dict())
+        fill_model(self.model, self.session.new_model(draw=0).state_dict())
         super().receive_model(received)
 
     def local_loss(self, received: Arrays) -> Loss:
         """Return the cross-entropy, with gradients for the body alone."""
         return body_loss
 
-    def fine_tune(self, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
-        """Train the chosen part of the model, and count the steps."""
-        loss = FINE_TUNING_LOSSES[self.settings.part]
-        train_on(self.model, loss, optimizer, self.gradient_steps.counted(batches))
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Fine-tune the chosen part of the model in the message."""
+        evaluated = super().evaluated(received, server_round)
+        return replace(evaluated, fine_tuned_by=FINE_TUNING_LOSSES[self.settings.part])

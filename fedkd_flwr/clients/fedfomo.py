@@ -52,7 +52,7 @@ class FedFomoClient(ParameterClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Mix, train, and reply with the model and the gains of the other clients."""
         models = ReceivedModels.read(received, tensors_by_kind(self.model))
-        if not self.stored_model:
+        if not self.session.stored_model:
             self.receive_model(models.initial)
         others, last = models.others, model_vectors(self.model)
         gains = self.weigh([*others, last])

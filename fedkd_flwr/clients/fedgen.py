@@ -39,7 +39,7 @@ class FedGenClient(ParameterClient):
     """Trains the received model on private samples and generated features."""
 
     keeps_model = False
-    needs_head = True
+    needs_layer = "head"
     settings: FedGenSettings
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:

@@ -10,7 +10,7 @@ class FedGHClient(SharedHeadClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train the model starting from the global head, and reply with the mean of each class."""
         self.receive_head(received)
-        counts = self.counted_when("received")
+        counts = self.session.evaluate("received")
         loss = self.train_locally(server_round)
         entered = self.features()
         return TrainReply(self.class_mean_arrays(entered), {"train-loss": loss, **counts})

@@ -54,7 +54,7 @@ def adaptive_mutual_loss(pair: FeaturePair, images: Tensor, labels: Tensor) -> T
 class FedKDClient(SharedModelClient):
     """Trains both models, and sends the low-rank factors of the shared model's update."""
 
-    needs_head = True
+    needs_layer = "head"
     settings: FedKDSettings
 
     @dataclass(kw_only=True)
@@ -72,7 +72,7 @@ class FedKDClient(SharedModelClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train the pair locally, and reply with the compressed update of the shared model."""
         with self.shared_model(received) as shared:
-            with seeded("cpu", self.run.plan.seed, "between-features", self.partition_id):
+            with seeded("cpu", self.session.run.plan.seed, "between-features", self.partition_id):
                 pair = FeaturePair(self.model, shared).to(self.device)
             if self.state.between_features:
                 fill_model(pair.between, self.state.between_features)
@@ -87,6 +87,6 @@ class FedKDClient(SharedModelClient):
         change = vectors.pop(WEIGHTS) - received[WEIGHTS]
         stretches = np.split(change, np.cumsum(shapes.prod(axis=1))[:-1])
         matrices = [part.reshape(shape) for part, shape in zip(stretches, shapes, strict=True)]
-        energy = self.settings.energy(server_round, self.run.plan.num_server_rounds)
+        energy = self.settings.energy(server_round, self.session.run.plan.num_server_rounds)
         factors, ranks = compressed(matrices, energy)
         return {FACTORS: factors, RANKS: ranks, **vectors}

@@ -32,7 +32,7 @@ class FedKMAClient(SupernetClient):
         reply = super().train(received, server_round, phase)
         logits = self.predict(self.model, self.data.train_images)
         means, counts = class_means(logits, self.data.train_labels, self.data.classes)
-        logits_of_classes, sent_counts = without_hidden(means, counts, self.policy)
+        logits_of_classes, sent_counts = without_hidden(means, counts, self.session.policy)
         reply.arrays[CLASS_LOGITS] = logits_of_classes
         reply.arrays[CLASS_FLAGS] = (sent_counts > 0).astype(logits_of_classes.dtype)
         return reply

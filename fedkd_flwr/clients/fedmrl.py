@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.shared_models import EnsembleClient, Pair
 from fedkd_flwr.models.features import feature_width, features, narrowest_width
 from fedkd_flwr.models.layers import Ensemble, head_of
@@ -83,7 +83,7 @@ class NestedLoss:
 class FedMRLClient(EnsembleClient):
     """Trains both models and the projector, and sends the shared model back."""
 
-    needs_head = True
+    needs_layer = "head"
     settings: FedMRLSettings
 
     @dataclass(kw_only=True)
@@ -100,16 +100,16 @@ class FedMRLClient(EnsembleClient):
         shared: dict[str, Tensor] = field(default_factory=dict)
 
     @property
-    def shared_architecture(self) -> Architecture:
-        """The architecture of the shared model, with d1 features."""
-        plain = super().shared_architecture
-        narrowest = narrowest_width(self.run.models, plain.name, plain.shape, plain.classes)
-        return replace(plain, feature_width=self.settings.width(narrowest))
+    def architectures(self) -> tuple[Architecture, ...]:
+        """The architectures of both models, the shared one with d1 features."""
+        own, plain = super().architectures
+        narrowest = narrowest_width(self.session.run.models, plain.name, plain.shape, plain.classes)
+        return own, replace(plain, feature_width=self.settings.width(narrowest))
 
     @cached_property
     def pair(self) -> FusedPair:
         """Both models, and the projector of the last training."""
-        with seeded("cpu", self.run.plan.seed, "projector", self.initial_draw):
+        with seeded("cpu", self.session.run.plan.seed, "projector", self.session.initial_draw):
             pair = FusedPair(self.model, self.shared).to(self.device)
         if self.state.projector:
             fill_model(pair.projector, self.state.projector)
@@ -124,18 +124,8 @@ class FedMRLClient(EnsembleClient):
         self.state.shared = copied_state(self.shared)
         return TrainReply(dict(model_vectors(self.shared)), {"train-loss": mean_loss})
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Load the shared model of the last training."""
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Evaluate the pair of the last training, which predicts by the private head."""
         if self.state.shared:
             fill_model(self.shared, self.state.shared)
-        return {}
-
-    @property
-    def classifier(self) -> nn.Module:
-        """The pair, which predicts by the private head."""
-        return self.pair
-
-    @property
-    def exported_model(self) -> nn.Module:
-        """The pair as an ensemble of both plain architectures."""
-        return self.pair.as_ensemble()
+        return Evaluated(self.pair, exported=self.pair.as_ensemble)

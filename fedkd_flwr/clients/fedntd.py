@@ -51,7 +51,7 @@ class FedNTDClient(ParameterClient):
         self.receive_model(received)
         logits = self.predict(self.model, self.data.train_images)
         # The same positions as those of the private batches.
-        taught = gathered(self.private_positions(server_round, self.num_examples), logits)
+        taught = gathered(self.session.private_positions(server_round, self.data.num_train), logits)
         distillation = NotTrueDistillation(self.settings.beta, self.settings.temperature)
         loss = self.train_locally(server_round, distillation, beside=taught)
         return TrainReply(self.model_arrays(), {"train-loss": loss})

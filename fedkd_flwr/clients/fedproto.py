@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.prototypes import CommonWidthClient
 from fedkd_flwr.models.features import features, features_and_logits
+from fedkd_flwr.models.model_pool import plain_copy
 from fedkd_flwr.training.loop import Loss
 from fedkd_flwr.training.losses import cross_entropy
-from strategies.core.state import unsaved
 from strategies.fedproto import PROTOTYPE_FLAGS, PROTOTYPES, PrototypeSettings
 
 FARTHEST = 1e5
@@ -68,6 +68,11 @@ class NearestPrototype(nn.Module):
         return -torch.where(self.flags > 0, squared, without)
 
 
+def loss_of_head(nearest: NearestPrototype, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of the model inside, which classifies by its head."""
+    return cross_entropy(nearest.model, images, labels)
+
+
 @torch.no_grad()
 def nearest_prototype_head(prototypes: Tensor, flags: Tensor) -> nn.Linear:
     """Return the linear layer that is equivalent to `NearestPrototype`.
@@ -92,18 +97,6 @@ class FedProtoClient(CommonWidthClient):
 
     settings: PrototypeSettings
 
-    @dataclass(kw_only=True)
-    class State(CommonWidthClient.State):
-        """What the client has received.
-
-        Attributes
-        ----------
-        classifies_by : tuple of Tensor
-            The prototypes of the message, (K, d), and their flags, (K,).
-        """
-
-        classifies_by: tuple[Tensor, ...] = unsaved()
-
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train locally, and reply with the mean feature of each class."""
         loss: Loss = cross_entropy
@@ -113,24 +106,19 @@ class FedProtoClient(CommonWidthClient):
         entered = self.features()
         return TrainReply(self.class_mean_arrays(entered), {"train-loss": mean_loss})
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Read the prototypes that classify samples."""
-        self.state.classifies_by = self.prototypes(received)
-        return {}
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Evaluate the nearest-prototype classifier, or the head if the settings say so.
 
-    @property
-    def classifier(self) -> nn.Module:
-        """The nearest-prototype classifier, or the model's head if the settings say so."""
+        It is the model with its head that is fine-tuned.
+        """
         if self.settings.predict == "head":
-            return self.model
-        return NearestPrototype(self.model, *self.state.classifies_by)
-
-    @property
-    def evaluated_head(self) -> nn.Linear:
-        """The nearest-prototype classifier as a linear layer, or the head if so set."""
-        if self.settings.predict == "head":
-            return super().evaluated_head
-        return nearest_prototype_head(*self.state.classifies_by)
+            return Evaluated(self.model)
+        known = self.prototypes(received)
+        return Evaluated(
+            NearestPrototype(self.model, *known),
+            exported=lambda: plain_copy(self.model, nearest_prototype_head(*known)),
+            fine_tuned_by=loss_of_head,
+        )
 
     def prototypes(self, received: Arrays) -> tuple[Tensor, Tensor]:
         """Return the prototypes of a message, (K, d), and their flags, (K,)."""

@@ -1,8 +1,10 @@
 """The client of FedRep."""
 
+from torch import nn
+
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.models.layers import layers_of
+from fedkd_flwr.models.layers import head_and_body
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import epoch_batches
 from fedkd_flwr.training.losses import cross_entropy
@@ -23,6 +25,12 @@ class FedRepClient(ParameterClient):
             loss = self.train_locally(server_round, parameters=body)
         return TrainReply(self.model_arrays(), {"train-loss": loss})
 
+    @classmethod
+    def trained_parts(cls, model: nn.Module) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters of the head, and those of the body if there is one."""
+        head, body = head_and_body(model)
+        return {"head": head, "body": body} if body else {"head": head}
+
     def train_head(self, server_round: int) -> float:
         """Train the head for `head_epochs` and return the mean loss over all samples seen.
 
@@ -36,11 +44,14 @@ class FedRepClient(ParameterClient):
         float
             Mean loss over all samples seen.
         """
-        head = layers_of(self.model)[-1].parameters(recurse=False)
-        optimizer = self.private_optimizer(head, server_round)
-        generator, size = self.generator("head-batches", server_round), self.run.training.batch_size
+        head, _ = head_and_body(self.model)
+        optimizer = self.session.local.optimizer(head, server_round)
+        generator = self.generator("head-batches", server_round)
+        size = self.session.run.training.batch_size
         epochs = self.settings.head_epochs
-        batches = self.batches_at(epoch_batches(self.num_examples, size, epochs, generator))
-        with self.kept_momentum(optimizer, self.model):
+        batches = self.session.batches_at(
+            epoch_batches(self.data.num_train, size, epochs, generator)
+        )
+        with self.session.kept_momentum(optimizer, self.model):
             mean_loss: float = self.do(TrainJob(self.model, cross_entropy, optimizer, batches))
         return mean_loss

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.shared_models import shared_parameters
 from fedkd_flwr.models.features import features_and_logits
@@ -57,7 +57,7 @@ class RobustDecoupling:
 class FedRoDClient(ParameterClient):
     """Trains the global model by the balanced softmax loss, and a personal head on top of it."""
 
-    needs_head = True
+    needs_layer = "head"
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
@@ -97,12 +97,12 @@ class FedRoDClient(ParameterClient):
         return head
 
     @torch.no_grad()
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Evaluate the global model for comparison, then add the personal head to its own."""
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Add the personal head to the global model's own, after evaluating that model."""
         self.receive_model(received)
-        global_accuracy = self.test_accuracy()
+        counts = self.session.evaluate("global")
         # The sum of two linear layers on the same features is one.
         own, personal = head_of(self.model), self.personal_head()
         own.weight.add_(personal.weight)
         own.bias.add_(personal.bias)
-        return {"global-accuracy": global_accuracy}
+        return Evaluated(self.model, counts)

@@ -3,7 +3,7 @@
 import numpy as np
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from strategies.hypcluster import CLUSTER
 
@@ -20,10 +20,10 @@ class HypClusterClient(ParameterClient):
         number = np.array([chosen], dtype=np.int64)
         return TrainReply({**self.model_arrays(), CLUSTER: number}, {"train-loss": loss})
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
         """Evaluate the hypothesis that fits the training data best."""
         self.choose(received)
-        return {}
+        return Evaluated(self.model)
 
     def choose(self, received: Arrays) -> int:
         """Load the hypothesis with the lowest training loss into the model, and return its index.

@@ -27,7 +27,7 @@ class KTpFLClient(SoftPredictionClient):
         before = parameters_of(self.model)
         metrics["train-loss"] = self.train_locally(server_round)
         metrics["moved-private"] = relative_distance(self.model, before)
-        images = self.public_images(server_round)
+        images = self.session.public_images(server_round)
         predictions = self.answers(received, images, self.settings.temperature)
         return self.release(predictions, metrics, server_round)
 
@@ -46,7 +46,7 @@ class KTpFLClient(SoftPredictionClient):
         float
             Mean distillation loss over all samples seen.
         """
-        images = self.public_images(server_round - 1)
+        images = self.session.public_images(server_round - 1)
         return self.distill_on(images, teacher, server_round)
 
     def distill_on(self, images: Tensor, teacher: Tensor, server_round: int) -> float:

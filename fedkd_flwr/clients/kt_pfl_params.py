@@ -14,6 +14,6 @@ class KTpFLParamsClient(ParameterClient):
 
     def receive_model(self, received: Arrays) -> None:
         """Move the model to ``w + tau (received - w)``. The first received model replaces it."""
-        tau = self.settings.transfer_step if self.stored_model else 1.0
+        tau = self.settings.transfer_step if self.session.stored_model else 1.0
         moved = step_towards(model_vectors(self.model), dict(received), tau)
         fill_from_vectors(self.model, moved)

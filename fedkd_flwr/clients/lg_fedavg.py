@@ -1,6 +1,6 @@
 """The client of LG-FedAvg (Liang et al. 2020)."""
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.prototypes import SharedHeadClient
 from fedkd_flwr.models.layers import head_of
 from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT
@@ -17,7 +17,7 @@ class LGFedAvgClient(SharedHeadClient):
         weight, bias = (tensor.detach().cpu().numpy().copy() for tensor in (head.weight, head.bias))
         return TrainReply({HEAD_WEIGHT: weight, HEAD_BIAS: bias}, {"train-loss": loss})
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
         """Evaluate the averaged head with the client's own body."""
         self.receive_head(received)
-        return {}
+        return Evaluated(self.model)

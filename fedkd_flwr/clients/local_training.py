@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from logging import INFO
+from logging import INFO, WARNING
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.node import Node
 from fedkd_flwr.clients.privacy_ledger import OF_STEPS
 from fedkd_flwr.config import RunConfig
+from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.memory import SPENT, Memory, MemoryFolder
 from fedkd_flwr.training.dp_sgd import (
     PrivateGradients,
@@ -24,14 +25,18 @@ from fedkd_flwr.training.dp_sgd import (
     require_separate_samples,
 )
 from fedkd_flwr.training.loop import (
+    Batch,
+    DivergedError,
     Gradients,
     backpropagate,
     epoch_batches,
+    gathered,
     joined,
     random_batches,
     statistics_of,
 )
-from strategies.core.evaluations import counts_at
+from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
+from strategies.core.counts import metrics_of
 from strategies.core.flower import log
 from strategies.core.metrics import DP_EPSILON, TRAIN_LOSS
 from strategies.core.randomness import random_generator
@@ -74,6 +79,24 @@ class LocalTraining:
             return itertools.islice(endless, training.local_iterations)
         return epoch_batches(num_samples, training.batch_size, training.local_epochs, generator)
 
+    def rate(self, server_round: int) -> float:
+        """Return the round's learning rate."""
+        training, rounds = self.run.training, self.run.plan.num_server_rounds
+        schedule, reached = training.learning_rate_schedule, min(server_round, rounds)
+        return scheduled_rate(training.learning_rate, schedule, reached, rounds)
+
+    def optimizer(
+        self, parameters: Iterable[nn.Parameter], server_round: int
+    ) -> torch.optim.Optimizer:
+        """Build the optimizer of the run config with the round's learning rate."""
+        training, rate = self.run.training, self.rate(server_round)
+        momentum, decay = training.momentum, training.weight_decay
+        return build_optimizer(training.optimizer, parameters, rate, momentum, decay)
+
+    def batches(self, data: ClientData, positions: Iterable[Tensor]) -> Iterator[Batch]:
+        """Yield private batches of images and labels by their positions."""
+        return gathered(self.mixed_enough(positions), data.train_images, data.train_labels)
+
     def mixed_enough(self, positions: Iterable[Tensor]) -> Iterable[Tensor]:
         """Join batches with fewer different samples than the node's ``min-class-count``.
 
@@ -112,6 +135,10 @@ class LocalTraining:
         is_fresh = self.run.models.batch_norm_statistics == "fresh"
         return statistics_of(model, images) if is_fresh else nullcontext()
 
+    def report_divergence(self, error: DivergedError) -> None:
+        """Tell the operator of a training that was undone; the server is not told."""
+        log(WARNING, "Client %d: %s. Its model is as before.", self.node.partition_id, error)
+
     def limit_metrics(self, metrics: dict[str, float]) -> None:
         """Reduce the metrics of a train reply to those that may leave the client.
 
@@ -126,7 +153,7 @@ class LocalTraining:
 
     def _leave_counts(self, metrics: dict[str, float]) -> None:
         """Remove all metrics but counts of test and validation samples."""
-        counts = {metric.name for metric in counts_at(self.run.method.record.second_evaluation)}
+        counts = {metric.name for metric in metrics_of(self.run.method.record.evaluates)}
         for name in metrics.keys() - counts:
             del metrics[name]
 

@@ -40,7 +40,7 @@ class ModelContrast:
 class MOONClient(ParameterClient):
     """Trains the global model near its features as received, and away from its previous ones."""
 
-    needs_head = True
+    needs_layer = "head"
     settings: MOONSettings
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
@@ -49,7 +49,7 @@ class MOONClient(ParameterClient):
         self.receive_model(received)
         current = self.features()
         # The same positions as those of the private batches.
-        positions = self.private_positions(server_round, self.num_examples)
+        positions = self.session.private_positions(server_round, self.data.num_train)
         contrast = ModelContrast(self.settings.mu, self.settings.temperature)
         beside = gathered(positions, current, previous)
         loss = self.train_locally(server_round, contrast, beside=beside)

@@ -1,4 +1,4 @@
-"""A node's config, with the run's values as defaults."""
+"""A node's config, with the run's values as defaults, and the split of its own data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr.clients.policy import (
+    ANY,
+    DEFAULT_SPLIT,
     POLICY_KEYS,
     TRUSTING_POLICY,
     NodeConfigError,
     NodePolicy,
+    PolicyError,
     read_policy,
 )
 from fedkd_flwr.clients.privacy_ledger import LEDGER, PrivacyLedger
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.content_split import Grouping
 from fedkd_flwr.data.registry import DataError
+from fedkd_flwr.data.settings import AUTO, BENCHMARK_SPLIT, DataSettings
+from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.memory import RUNS_KEPT
 
 NODE_KEYS = (
@@ -27,12 +32,18 @@ NODE_KEYS = (
     "data-path",
     "group-column",
     "group-pattern",
+    "input-statistics",
     "state-dir",
     "keep-runs",
     "models-dir",
     *POLICY_KEYS,
 )
 """The keys of a node config."""
+
+
+LEFT_OPEN = (AUTO, BENCHMARK_SPLIT)
+"""Values of ``client-split`` in a run config that names none. In a deployment they stand for the
+split of each node."""
 
 
 class SurplusNodeError(NodeConfigError):
@@ -51,6 +62,9 @@ class Node:
         Its own image folder or Parquet file. Empty for a part of the data set.
     grouping : Grouping
         Which of its own samples belong together, such as those of a patient.
+    input_statistics : str
+        File with mean and deviation of the columns of its own table, see
+        `fedkd_flwr.data.scaling.statistics_in`. Empty for none.
     model : str
         Its own choice of architecture. Empty for the run's assignment.
     state_folder : Path or None
@@ -71,6 +85,7 @@ class Node:
     models_folder: Path | None
     runs_kept: int
     policy: NodePolicy = TRUSTING_POLICY
+    input_statistics: str = ""
 
     def memory_folder(self, run_id: str) -> Path | None:
         """Return the folder for the node's memory of a run, if any."""
@@ -144,6 +159,7 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
         models_folder=_folder(str(folders.get("models-dir", ""))),
         runs_kept=_whole_number({"keep-runs": RUNS_KEPT, **node_config}, "keep-runs"),
         policy=policy,
+        input_statistics=str(node_config.get("input-statistics", "")),
     )
 
 
@@ -195,3 +211,24 @@ def _whole_number(node_config: Mapping[str, Any], key: str) -> int:
 @lru_cache(maxsize=16)  # All clients of a simulation have the folders of their run.
 def _folder(name: str) -> Path | None:
     return Path(name).expanduser() if name else None
+
+
+def node_split(data: DataSettings, data_path: str, policy: NodePolicy) -> DataSettings:
+    """Return data settings in which a node with its own data has its own split.
+
+    Raises
+    ------
+    PolicyError
+        If the run config has another split than the policy.
+    """
+    if policy.trust_server or not data_path:
+        return data
+    own, asked = policy.client_split, data.client_split
+    if asked in LEFT_OPEN:
+        split = DEFAULT_SPLIT if own == ANY else own
+        return data.model_copy(update={"client_split": split})
+    if own != ANY and read_split(asked) != read_split(own):
+        raise PolicyError(
+            "the client-split of the run is not that of this node; leave it out of the run config"
+        )
+    return data

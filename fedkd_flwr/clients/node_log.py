@@ -8,6 +8,7 @@ from logging import INFO, WARNING
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
 
 from fedkd_flwr.clients.policy import read_policy
+from strategies.core.counts import counts_in
 from strategies.core.exchange import DROPPED
 from strategies.core.flower import log
 from strategies.core.membership import LEFT_OUT
@@ -65,10 +66,10 @@ def described(message: Message, reply: Message, seconds: float) -> str:
         parts.append(f"{metrics['num-examples']} samples")
     if "train-loss" in metrics:
         parts.append(f"training loss {metrics['train-loss']:.4f}")
-    for split, prefix in (("", ""), ("validation ", "validation-")):
-        if total := metrics.get(f"{prefix}total"):
-            share = metrics[f"{prefix}correct"] / total  # type: ignore[operator]
-            parts.append(f"{split}accuracy {share:.1%} of {total:.0f}")
+    for counts in counts_in(metrics):
+        if counts.model == "own":
+            split = "" if counts.split == "test" else f"{counts.split} "
+            parts.append(f"{split}accuracy {counts.correct / counts.total:.1%} of {counts.total}")
     where = f"round {server_round}, {kind}" if server_round else kind
     return f"{where}: {', '.join([*parts, f'{seconds:.1f} s'])}"
 

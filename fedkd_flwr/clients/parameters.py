@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, TrainReply
 from fedkd_flwr.models.layers import chosen_layers
 from fedkd_flwr.models.vectors import fill_from_vectors, fill_model, model_vectors
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate
@@ -35,15 +35,15 @@ class ParameterClient(PersonalClient):
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Load the received model, train locally, and reply with the result."""
         self.receive_model(received)
-        counts = self.counted_when("received")
+        counts = self.session.evaluate("received")
         loss = self.train_locally(server_round, self.local_loss(received))
         metrics = {"train-loss": loss, **counts}
         return TrainReply({**self.model_arrays(), **self.extra_parts()}, metrics)
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
         """Evaluate the model in the message."""
         self.receive_model(received)
-        return {}
+        return Evaluated(self.model)
 
     def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Return the parameters of the exchanged layers."""
@@ -53,7 +53,7 @@ class ParameterClient(PersonalClient):
     @property
     def shared_layers(self) -> LayerChoice:
         """The layers of the model that are exchanged."""
-        return self.run.method.strategy.shared_layers(self.settings)
+        return self.session.run.method.strategy.shared_layers(self.settings)
 
     def receive_model(self, received: Arrays) -> None:
         """Overwrite the model with the received vectors. Other layers do not change."""
@@ -70,7 +70,7 @@ class ParameterClient(PersonalClient):
         counts are equal.
         """
         counts = self.data.class_counts.cpu().numpy().astype(np.float64)
-        counts[~self.policy.reported(counts)] = 0
+        counts[~self.session.policy.reported(counts)] = 0
         return counts if counts.any() else np.ones_like(counts)
 
     def test_result(self) -> Evaluation:
@@ -78,7 +78,7 @@ class ParameterClient(PersonalClient):
 
         Its previous statistics are restored, because training may continue with them.
         """
-        with self.local.evaluation_statistics(self.model, self.data.train_images):
+        with self.session.local.evaluation_statistics(self.model, self.data.train_images):
             return evaluate(self.model, self.data.test_images, self.data.test_labels)
 
     def test_accuracy(self) -> float:
@@ -91,19 +91,19 @@ class PersonalModelClient(ParameterClient):
     """Keeps a personal model in addition to the global one, and is evaluated with it.
 
     The personal model is `model` at the end of a training. Before its first training, a client
-    uses the received model. The accuracy of that model is reported too.
+    uses the received model. That model is evaluated too, as the global one.
     """
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
-        """Evaluate the global model for comparison, then prepare the personal model."""
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Evaluate the personal model, after the global model for comparison."""
         self.receive_model(received)
-        global_accuracy = self.test_accuracy()
+        counts = self.session.evaluate("global")
         self.recall_personal_model(received)
-        return {"global-accuracy": global_accuracy}
+        return Evaluated(self.model, counts)
 
     def recall_personal_model(self, received: Arrays) -> None:
         """Load the personal model of the last training, or the received model if there is none."""
-        if stored := self.stored_model:
+        if stored := self.session.stored_model:
             fill_model(self.model, stored)
         else:
             self.receive_model(received)

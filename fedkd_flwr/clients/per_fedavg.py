@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.training.loop import Batch, epoch_batches, random_batches
+from fedkd_flwr.training.loop import Batch, epoch_batches, random_batches, train_on
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import SGD
 from strategies.per_fedavg import PerFedAvgSettings
@@ -62,32 +62,36 @@ class PerFedAvgClient(ParameterClient):
         """Train on pairs of batches, two gradient steps each, and reply with the model."""
         self.receive_model(received)
         loss = LossAfterStep(self.settings.inner_learning_rate)
-        own_batches = self.gradient_steps.counted(
+        own_batches = self.session.gradient_steps.counted(
             self.random_batches("inner-batches", server_round)
         )
         mean_loss = self.train_locally(server_round, loss, own_batches)
         return TrainReply(self.model_arrays(), {"train-loss": mean_loss})
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
         """Adapt the global model to the training data, if the settings ask for it."""
         self.receive_model(received)
         if self.settings.evaluate_on == "adapted":
             optimizer = SGD(self.model.parameters(), self.settings.inner_learning_rate)
-            self.fine_tune(optimizer, self.adaptation_batches(server_round))
-        return {}
+            batches = self.session.gradient_steps.counted(self.adaptation_batches(server_round))
+            train_on(self.model, cross_entropy, optimizer, batches)
+        return Evaluated(self.model)
 
     def adaptation_batches(self, server_round: int) -> Iterator[Batch]:
         """Return the private batches of the adaptation: one, or those of an epoch."""
         purpose = "adaptation-batches"
         if self.settings.adaptation == "batch":
             return islice(self.random_batches(purpose, server_round), 1)
-        generator, size = self.generator(purpose, server_round), self.run.training.batch_size
-        positions = epoch_batches(self.num_examples, size, 1, generator)
-        return self.batches_at(positions)
+        generator, size = (
+            self.generator(purpose, server_round),
+            self.session.run.training.batch_size,
+        )
+        positions = epoch_batches(self.data.num_train, size, 1, generator)
+        return self.session.batches_at(positions)
 
     def random_batches(self, purpose: str, server_round: int) -> Iterator[Batch]:
         """Yield endless random private batches."""
         generator = self.generator(purpose, server_round)
-        size = self.run.training.batch_size
-        positions = random_batches(self.num_examples, size, generator)
-        return self.batches_at(positions)
+        size = self.session.run.training.batch_size
+        positions = random_batches(self.data.num_train, size, generator)
+        return self.session.batches_at(positions)

@@ -30,7 +30,7 @@ class PerFedCKTClient(SoftPredictionClient):
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Train tau iterations of the two-term loss (Eq. 2), and reply with soft predictions."""
-        images = self.public_images(FIXED_SUBSET)
+        images = self.session.public_images(FIXED_SUBSET)
         metrics: dict[str, float] = {}
         centroids = self.teachers("centroids", received)
         if centroids is not None:

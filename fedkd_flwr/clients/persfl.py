@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.distillation_search import Candidate, PairSearch
+from fedkd_flwr.clients.messages import TRAIN
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.clients.request import TRAIN
+from fedkd_flwr.models.torch_internals import draws_while_training, mixes_samples
 from fedkd_flwr.models.vectors import copied_state, fill_model
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import (
     DivergedError,
+    Evaluation,
     epoch_batches,
     evaluate,
     gathered,
@@ -106,23 +108,23 @@ class PersFLClient(ParameterClient):
         if phase == CONSIDER:
             return TrainReply()
         pairs = self.personalize(server_round)
-        return TrainReply({PAIRS: pairs} if self.policy.allow_counts else {})
+        return TrainReply({PAIRS: pairs} if self.session.policy.allow_counts else {})
 
-    def prepare_evaluation(self, received: Arrays, server_round: int) -> dict[str, float]:
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
         """Evaluate the global model in stage 1, the personalized one in stage 2."""
         if received:
-            return super().prepare_evaluation(received, server_round)
+            return super().evaluated(received, server_round)
         state = self.state
         if state.personalized_in == server_round:
             fill_model(self.model, state.personalized)
-            return dict(state.choice)
+            return Evaluated(self.model, dict(state.choice))
         # Stage 2 failed on this client: the teacher is its best model.
         if state.teacher:
             fill_model(self.model, state.teacher)
-            return {"teacher-round": state.teacher_choice["round"]}
+            return Evaluated(self.model, {"teacher-round": state.teacher_choice["round"]})
         # The client never took part and only has its initial model.
-        self.model.load_state_dict(self.new_model().state_dict())
-        return {}
+        self.model.load_state_dict(self.session.new_model().state_dict())
+        return Evaluated(self.model)
 
     def consider_teacher(self, aggregations: int) -> None:
         """Keep the model as teacher if its validation cross-entropy is the lowest so far (Eq. 2).
@@ -132,7 +134,7 @@ class PersFLClient(ParameterClient):
         aggregations : int
             Number of aggregations so far. It is recorded as the teacher's round.
         """
-        loss = evaluate(self.model, self.data.validation_images, self.data.validation_labels).loss
+        loss = self.validated().loss
         # NaN never compares as larger, so it would remain the best.
         loss = loss if math.isfinite(loss) else math.inf
         best = self.state.teacher_choice
@@ -147,8 +149,8 @@ class PersFLClient(ParameterClient):
         If the same message was interrupted before, it continues after the last pair that was tried.
 
         The evaluation reports ``lambda``, ``temperature`` and ``teacher-round`` of the kept
-        model. For comparison it also reports the test accuracies ``global-accuracy``, of the
-        final global model in `model`, and ``teacher-accuracy``.
+        model. For comparison it also reports the test accuracy ``teacher-accuracy``, and counts
+        of the final global model in `model`.
 
         Returns
         -------
@@ -161,7 +163,7 @@ class PersFLClient(ParameterClient):
         DivergedError
             If the distillation diverged for every pair.
         """
-        global_accuracy = self.test_accuracy()
+        counts = self.session.evaluate("global")
         fill_model(self.model, self.state.teacher)
         teacher_accuracy = self.test_accuracy()
         search = self.searched(server_round)
@@ -175,7 +177,7 @@ class PersFLClient(ParameterClient):
             "temperature": temperature,
             "teacher-round": self.state.teacher_choice["round"],
             "teacher-accuracy": teacher_accuracy,
-            "global-accuracy": global_accuracy,
+            **counts,
         }
         # A run that is extended has stage 2 again in a later round.
         self.state.personalized_in = server_round
@@ -183,8 +185,9 @@ class PersFLClient(ParameterClient):
 
     def searched(self, server_round: int) -> PairSearch:
         """Distill from the teacher, which is in `model`, for each pair that was not tried yet."""
-        teacher = copied_state(self.model)
-        teacher_logits = self.predict(self.model, self.data.train_images)
+        teacher, images = copied_state(self.model), self.data.train_images
+        with self.session.local.evaluation_statistics(self.model, images):
+            teacher_logits = self.predict(self.model, images)
         grid, search = self.settings.grid(), self.search_so_far()
         for imitation, temperature in grid[search.tried :]:
             self.model.load_state_dict(teacher)
@@ -202,36 +205,38 @@ class PersFLClient(ParameterClient):
 
     def search_so_far(self) -> PairSearch:
         """Return the interrupted search if it had this teacher, else a new search."""
-        folder = self.memory_folder
-        progress = folder.read_progress(self.request.server_round) if folder else None
+        folder = self.session.memory_folder
+        progress = folder.read_progress(self.session.request.server_round) if folder else None
         if progress and _are_alike(progress.numbers["teacher"], self.state.teacher_choice):
             states = progress.load("generators") or {}
             for number, generator in enumerate(generators_of(self.device)):
                 # The run may continue on another device, for whose generator there is no state.
                 if str(number) in states:
                     generator.set_state(states[str(number)])
-            self.gradient_steps.taken += int(progress.numbers["steps"][GRADIENT_STEPS.name])
+            self.session.gradient_steps.taken += int(progress.numbers["steps"][GRADIENT_STEPS.name])
             return PairSearch.read(progress)
         shape = len(self.settings.grid()), 2
         return PairSearch(np.full(shape, DIVERGED, dtype=np.int32))
 
     def note_search(self, search: PairSearch) -> None:
         """Note the progress of stage 2, so that an interrupted message can continue."""
-        folder = self.memory_folder
+        folder = self.session.memory_folder
         if folder is None:
             return
         progress = search.saved()
         states = enumerate(generator.get_state() for generator in generators_of(self.device))
         progress.save("generators", {str(number): state for number, state in states})
         progress.save_numbers("teacher", self.state.teacher_choice)
-        progress.save_numbers("steps", {GRADIENT_STEPS.name: self.gradient_steps.taken})
-        folder.write_progress(self.request.server_round, progress)
+        progress.save_numbers("steps", {GRADIENT_STEPS.name: self.session.gradient_steps.taken})
+        folder.write_progress(self.session.request.server_round, progress)
 
     def distilled(
         self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int
     ) -> Candidate:
         """Train `model`, which is initialized with the teacher, for one pair of the grid (Eq. 3).
 
+        At lambda = 1 the gradient of a student that equals its teacher is zero. Unless the network
+        computes something else in training mode, the student is then the teacher itself.
         If the settings validate it during training, its best state is returned.
 
         Parameters
@@ -248,15 +253,17 @@ class PersFLClient(ParameterClient):
         DivergedError
             If the loss is not finite, in training or on the validation data.
         """
+        if imitation == 1 and not (mixes_samples(self.model) or draws_while_training(self.model)):
+            return self.candidate()
         settings, data = self.settings, self.data
         soft_labels = functional.softmax(teacher_logits / temperature, dim=1)
         optimizer = self.optimizer(self.model.parameters(), settings.distillation_learning_rate)
         generator = self.generator("distillation-batches", server_round)
-        batch_size = self.run.training.batch_size
+        batch_size = self.session.run.training.batch_size
         candidates: list[Candidate] = []
         for epochs in settings.stretches():
-            drawn = epoch_batches(self.num_examples, batch_size, epochs, generator)
-            positions = self.local.mixed_enough(drawn)
+            drawn = epoch_batches(self.data.num_train, batch_size, epochs, generator)
+            positions = self.session.local.mixed_enough(drawn)
             self.do(
                 TrainJob(
                     self.model,
@@ -276,10 +283,15 @@ class PersFLClient(ParameterClient):
         DivergedError
             If its loss on the validation data is not finite.
         """
-        data = self.data
-        validation = evaluate(self.model, data.validation_images, data.validation_labels)
+        validation = self.validated()
         require_finite(validation.loss)
         return Candidate(validation, self.test_result(), copied_state(self.model))
+
+    def validated(self) -> Evaluation:
+        """Evaluate `model` on the client's validation split, as in an evaluation."""
+        data = self.data
+        with self.session.local.evaluation_statistics(self.model, data.train_images):
+            return evaluate(self.model, data.validation_images, data.validation_labels)
 
 
 class PersFLGDClient(PersFLClient):

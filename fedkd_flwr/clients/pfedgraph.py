@@ -44,6 +44,6 @@ class PFedGraphClient(ParameterClient):
 
     def local_loss(self, received: Arrays) -> Loss:
         """Return cross-entropy and ``lambda * cos(w, u_i)``, with u_i as received."""
-        if not self.stored_model:
+        if not self.session.stored_model:
             return cross_entropy
         return Cosine(parameters_of(self.model), self.settings.similarity_weight)

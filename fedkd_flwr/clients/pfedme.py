@@ -8,7 +8,7 @@ from torch import Tensor
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import PersonalModelClient
 from fedkd_flwr.training.jobs import TrainJob
-from fedkd_flwr.training.loop import random_batches
+from fedkd_flwr.training.loop import Batch, random_batches
 from fedkd_flwr.training.optimizers import SGD
 from fedkd_flwr.training.regularizers import Proximal, fill_parameters, parameters_of
 from strategies.pfedme import PFedMeSettings
@@ -24,22 +24,25 @@ class PFedMeClient(PersonalModelClient):
 
     settings: PFedMeSettings
 
-    def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
+    def private_batches(self, server_round: int) -> Iterator[Batch]:
         """Yield the round's number of random batches, all of full size.
 
         theta depends on the last batch only. The small last batch of an epoch would give a poor
         theta.
         """
-        size, generator = self.run.training.batch_size, self.local.batch_generator(server_round)
-        count = sum(1 for _ in self.local.positions(num_samples, server_round))
-        return itertools.islice(random_batches(num_samples, size, generator), count)
+        size, local = self.session.run.training.batch_size, self.session.local
+        samples, generator = self.data.num_train, local.batch_generator(server_round)
+        count = sum(1 for _ in local.positions(samples, server_round))
+        return local.batches(
+            self.data, itertools.islice(random_batches(samples, size, generator), count)
+        )
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """For each batch of the round, take K steps on theta and one on w."""
         self.receive_model(received)
-        settings, training = self.settings, self.run.training
+        settings, training = self.settings, self.session.run.training
         weight = settings.personalization_weight
-        rate = self.private_rate(server_round)
+        rate = self.session.local.rate(server_round)
         optimizer = SGD(
             self.model.parameters(),
             settings.personal_learning_rate,

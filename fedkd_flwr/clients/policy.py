@@ -22,7 +22,6 @@ from pydantic import AfterValidator, Field, ValidationError
 from fedkd_flwr.bundles.approved import read_approvals
 from fedkd_flwr.bundles.approved_runs import APPROVED_RUNS, digest_of_run
 from fedkd_flwr.clients.names_in_config import data_sets_read, overlap, place_of
-from fedkd_flwr.clients.noise import has_noise, noise_of
 from fedkd_flwr.config import Configuration, named_code
 from fedkd_flwr.config.run_config import RunConfig
 from fedkd_flwr.data.registry import DATASETS, hub_id_of, is_function
@@ -37,6 +36,7 @@ from strategies.core.settings_groups import (
     kebab_case,
     one_of,
 )
+from strategies.soft_predictions import SoftPredictionSettings
 
 ALL = "all"
 """Word of ``allow-methods`` that allows everything."""
@@ -353,3 +353,15 @@ def _as_text(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(value) or "none"
     return (f"{value:g}" if isinstance(value, float) else str(value)) or "none"
+
+
+def noise_of(run: RunConfig, settings: Settings) -> float:
+    """Return the multiplier of the noise on predictions or in training, whichever is larger."""
+    of_predictions = isinstance(settings, SoftPredictionSettings) and settings.noise_multiplier
+    return max(float(of_predictions), run.dp_sgd.noise_multiplier)
+
+
+def has_noise(run: RunConfig, settings: Settings) -> bool:
+    """Return whether what leaves a client has noise, that of `noise_of` or a method's own."""
+    is_private = isinstance(settings, SoftPredictionSettings) and settings.is_private
+    return is_private or bool(noise_of(run, settings))

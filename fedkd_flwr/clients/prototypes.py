@@ -14,7 +14,7 @@ from fedkd_flwr.clients.base import Arrays, PersonalClient
 from fedkd_flwr.clients.policy import NodePolicy
 from fedkd_flwr.models.features import common_width
 from fedkd_flwr.models.layers import head_of
-from fedkd_flwr.models.model_pool import Architecture, plain_copy
+from fedkd_flwr.models.model_pool import Architecture
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, HEAD_BIAS, HEAD_WEIGHT
 
 
@@ -72,7 +72,7 @@ class ClassMeanClient(PersonalClient):
 
         Batch normalization has the statistics of an evaluation, which compares with the means.
         """
-        with self.local.evaluation_statistics(self.model, self.data.train_images):
+        with self.session.local.evaluation_statistics(self.model, self.data.train_images):
             return super().features()
 
     def class_mean_arrays(self, values: Tensor) -> Arrays:
@@ -81,32 +81,21 @@ class ClassMeanClient(PersonalClient):
         Classes that are too small for the node's policy are absent.
         """
         known = class_means(values, self.data.train_labels, self.data.classes)
-        means, counts = without_hidden(*known, self.policy)
+        means, counts = without_hidden(*known, self.session.policy)
         return {CLASS_MEANS: means, CLASS_COUNTS: counts}
 
 
 class CommonWidthClient(ClassMeanClient):
     """A client whose features have the same width as those of all clients."""
 
-    needs_head = True
+    needs_layer = "head"
 
     @property
-    def architecture(self) -> Architecture:
+    def architectures(self) -> tuple[Architecture, ...]:
         """The architecture of the client's model, with a projection if its own width differs."""
-        plain = super().architecture
-        width = self.settings.feature_width
-        width = width or common_width(self.run.models, plain.shape, plain.classes)
-        return replace(plain, feature_width=width)
-
-    @property
-    def evaluated_head(self) -> nn.Linear:
-        """The layer that classifies features in the evaluation: the model's head."""
-        return head_of(self.model)
-
-    @property
-    def exported_model(self) -> nn.Module:
-        """The evaluated model in its plain architecture, with the projection in its head."""
-        return plain_copy(self.model, self.evaluated_head)
+        plain, models = self.session.architecture, self.session.run.models
+        width = self.settings.feature_width or common_width(models, plain.shape, plain.classes)
+        return (replace(plain, feature_width=width),)
 
 
 class SharedHeadClient(CommonWidthClient):
@@ -114,7 +103,9 @@ class SharedHeadClient(CommonWidthClient):
 
     def replaced_parameters(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Return the parameters of the head, if one was received."""
-        return list(head_of(model).parameters()) if HEAD_WEIGHT in self.request.arrays else ()
+        return (
+            list(head_of(model).parameters()) if HEAD_WEIGHT in self.session.request.arrays else ()
+        )
 
     @torch.no_grad()
     def receive_head(self, received: Arrays) -> None:

@@ -4,28 +4,23 @@ The private model is trained by the client of the method `local`, with a memory 
 the client's. It therefore equals the model of a run of `local` with the same seed and settings.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from logging import WARNING
-from typing import Any
+from typing import Protocol
 
-from flwr.app import Context
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.request import TRAIN
+from fedkd_flwr.clients.evaluating import Evaluated, MethodClient, counts_of, exported_model
+from fedkd_flwr.clients.messages import TRAIN, Arrays
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.memory import MODEL, Memory
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
-from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import DivergedError
+from strategies.core.counts import Split
 from strategies.core.flower import log
-from strategies.core.plan import Settings
 from strategies.core.safeguard import (
     METHOD_LOST,
-    PRIVATE_CORRECT,
     SAFEGUARD_WEIGHT,
-    SAFEGUARDED_CORRECT,
     SAFEGUARDED_LOST,
     SafeguardSettings,
 )
@@ -40,110 +35,90 @@ Seeded = Callable[[str, int], AbstractContextManager[None]]
 """Seeds PyTorch's draws by purpose and round."""
 
 
+class PrivateSession(Protocol):
+    """What a safeguard asks of a `Session`, in which the private model is trained."""
+
+    client: MethodClient
+    partition_id: int
+
+    def prepared(self, received: Arrays, server_round: int) -> Evaluated:
+        """Return what is evaluated, fine-tuned and with its statistics."""
+
+    def save(self) -> None:
+        """Save the trained model in the memory."""
+
+    def keep(self) -> None:
+        """Keep the memory in that of the method's client."""
+
+
 class Safeguard:
     """The private model of a client, beside the model of its method.
 
     Parameters
     ----------
-    client : type of PersonalClient
-        The class of the client of `local`, for networks or for estimators.
-    context : Context
-        Flower's context of the client.
-    run : RunConfig
-        The run config of the method.
-    memory : Memory
-        The client's memory, which has been recalled.
-    data : ClientData
-        Its data.
-    gradient_steps : StepCounter
-        Counts the steps of fine-tuning before an evaluation.
+    begin : callable
+        Returns a session for the private model, which continues from what the last one kept.
+    mode : str
+        How the weight is chosen: a name in `RULES`.
 
     Attributes
     ----------
-    alone : PersonalClient
-        The client of `local` that trains and evaluates the private model.
     blend : Blend
         What the last evaluation chose.
     """
 
-    def __init__(
-        self,
-        client: type[Any],
-        context: Context,
-        run: RunConfig,
-        memory: Memory,
-        data: ClientData,
-        gradient_steps: StepCounter,
-    ) -> None:
-        self._memory = memory
-        self._mode = run.plan.safeguard.mode
+    def __init__(self, begin: Callable[[], PrivateSession], mode: str) -> None:
+        self._begin, self._mode = begin, mode
+        self._alone = begin()
+        self._evaluated: Evaluated
         self.blend = ONLY_PRIVATE
-        own_run = run_of_private_model(run)
-        self.alone: Any = client(context, own_run, Settings())
-        self.alone.memory = memory.part(GROUPS)
-        self.alone.gradient_steps = gradient_steps
-        # The same tensors: with its own plan, the client would read the data again.
-        vars(self.alone)["data"] = data
 
     def train(self, server_round: int) -> None:
         """Train the private model as `local` does, and keep it.
 
         A private model that diverges stays as it was.
         """
-        alone = self.alone
+        alone = self._alone
         try:
-            alone.train({}, server_round, TRAIN)
+            alone.client.train({}, server_round, TRAIN)
         except DivergedError as error:
             log(WARNING, "Client %d: its private model: %s", alone.partition_id, error)
-            alone.close()
+            self._alone = self._begin()
         else:
-            alone.memory.save_model(MODEL, alone.model)
-            self._memory.keep_part(GROUPS, alone.memory)
+            alone.save()
+            alone.keep()
 
     def count(
-        self, test: Tensor, validation: Tensor, server_round: int, seeded: Seeded
+        self, method: Mapping[Split, Tensor], server_round: int, seeded: Seeded
     ) -> dict[str, float]:
         """Evaluate the private model, choose the weight, and count what would be deployed.
 
-        Parameters
-        ----------
-        test, validation : Tensor
-            Logits of the method's model on both splits, (n, K).
-        server_round : int
-            Round of the evaluation.
-        seeded : callable
-            Seeds what the private model draws.
-
-        Returns
-        -------
-        dict of str to float
-            The metrics of `strategies.core.safeguard`.
+        `method` has logits of the method's model by split, (n, K); `seeded` seeds what the private
+        model draws.
         """
-        alone, data = self.alone, self.alone.data
+        alone, data = self._alone.client, self._alone.client.data
         with seeded("evaluate", server_round):
-            alone.prepared_for_evaluation({}, server_round)
-        private = alone.predict(alone.model, data.validation_images)
-        self.blend = RULES[self._mode](validation, private, data.validation_labels)
-        private = alone.predict(alone.model, data.test_images)
-        deployed = self.blend(test, private)
+            self._evaluated = evaluated = self._alone.prepared({}, server_round)
+        splits = data.evaluated_splits.items()
+        private = {split: alone.predict(evaluated.model, images) for split, (images, _) in splits}
+        weigh = RULES[self._mode]
+        self.blend = weigh(method["validation"], private["validation"], data.validation_labels)
+        deployed = {split: self.blend(method[split], private[split]) for split in private}
         right, method_right, alone_right = (
-            logits.argmax(dim=1) == data.test_labels for logits in (deployed, test, private)
+            logits["test"].argmax(dim=1) == data.test_labels
+            for logits in (deployed, method, private)
         )
         return {
-            SAFEGUARDED_CORRECT: int(right.sum()),
-            PRIVATE_CORRECT: int(alone_right.sum()),
+            **counts_of("private", private, data),
+            **counts_of("deployed", deployed, data),
             SAFEGUARDED_LOST: int((alone_right & ~right).sum()),
             METHOD_LOST: int((alone_right & ~method_right).sum()),
             SAFEGUARD_WEIGHT: self.blend.weight,
         }
 
     def deployed(self, method: nn.Module) -> nn.Module:
-        """Return what the client would deploy, with the method's model as it is exported."""
-        return BlendedModel(method, self.alone.exported_model, self.blend)
-
-    def close(self) -> None:
-        """Return the private model's object to the pool."""
-        self.alone.close()
+        """Return what the last evaluation would deploy, with the method's model as exported."""
+        return BlendedModel(method, exported_model(self._evaluated), self.blend)
 
 
 def run_of_private_model(run: RunConfig) -> RunConfig:

@@ -48,6 +48,6 @@ class ScaffoldClient(ParameterClient):
 
     def distance_scale(self, server_round: int) -> float:
         """Return K eta of the round: the distance that a unit gradient would move the model."""
-        steps = sum(1 for _ in self.private_positions(server_round, self.num_examples))
-        momentum = self.run.training.momentum
-        return self.private_rate(server_round) * counted_steps(steps, momentum)
+        steps = sum(1 for _ in self.session.private_positions(server_round, self.data.num_train))
+        momentum = self.session.run.training.momentum
+        return self.session.local.rate(server_round) * counted_steps(steps, momentum)

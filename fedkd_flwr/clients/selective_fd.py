@@ -69,8 +69,8 @@ class SelectiveFDClient(KTpFLClient):
 
     def distill(self, teacher: Tensor, server_round: int) -> float:
         """Distill from the teacher on the kept samples of the last round's public subset."""
-        kept = self._mask(KEPT, self.request.arrays)
-        images = self.public_images(server_round - 1)[kept]
+        kept = self._mask(KEPT, self.session.request.arrays)
+        images = self.session.public_images(server_round - 1)[kept]
         return self.distill_on(images, teacher[kept], server_round)
 
     def release(
@@ -79,7 +79,7 @@ class SelectiveFDClient(KTpFLClient):
         """Reply with predictions that are uniform where a sample was not selected, and a mask."""
         if not len(predictions):
             return super().release(predictions, metrics, server_round)
-        selected = self.selected(self.public_images(server_round))
+        selected = self.selected(self.session.public_images(server_round))
         predictions[~selected] = 1 / self.data.classes
         reply = super().release(predictions, metrics, server_round)
         mask = {SELECTED: packed_mask(selected.cpu().numpy())}

@@ -13,10 +13,8 @@ from fedkd_flwr.models.model_pool import (
     SHARED_DRAW,
     Architecture,
     architecture_of,
-    borrow,
     borrowed,
     common_weights,
-    give_back,
 )
 from fedkd_flwr.models.vectors import fill_from_vectors, fill_model
 from fedkd_flwr.training.loop import seeded
@@ -95,19 +93,15 @@ class SharedModelClient(PersonalClient):
         return shared_parameters(self, model, Pair)
 
     @property
-    def shared_architecture(self) -> Architecture:
-        """The architecture of the shared model."""
-        return replace(self.architecture, name=self.settings.shared_model)
-
-    @property
     def architectures(self) -> tuple[Architecture, ...]:
-        """The architectures of both models."""
-        return self.architecture, self.shared_architecture
+        """The architectures of the client's own model and of the shared one."""
+        (own,) = super().architectures
+        return own, replace(own, name=self.settings.shared_model)
 
     @contextmanager
     def shared_model(self, received: Arrays) -> Iterator[nn.Module]:
         """Provide the shared model as it was received."""
-        with borrowed(self.shared_architecture) as model:
+        with borrowed(self.architectures[1]) as model:
             fill_from_vectors(model, received)
             yield model
 
@@ -118,22 +112,11 @@ class EnsembleClient(SharedModelClient):
     @cached_property
     def shared(self) -> nn.Module:
         """The shared model, with the initial weights that the server draws until it is filled."""
-        architecture, seed = self.shared_architecture, self.run.plan.seed
-        model = borrow(architecture)
+        architecture, seed = self.architectures[1], self.session.run.plan.seed
+        model = self.session.borrow(architecture)
         fill_model(model, common_weights(architecture, seed, self._drawn, SHARED_DRAW))
         return model
 
     def _drawn(self) -> nn.Module:
-        with seeded("cpu", self.run.plan.seed, SHARED_DRAW):
-            return self.shared_architecture.build().to(self.device)
-
-    @property
-    def fine_tuned(self) -> nn.Module:
-        """Both models together, as they are evaluated."""
-        return self.classifier
-
-    def close(self) -> None:
-        """Return the model objects to the pool."""
-        super().close()
-        if "shared" in vars(self):
-            give_back(vars(self).pop("shared"))
+        with seeded("cpu", self.session.run.plan.seed, SHARED_DRAW):
+            return self.architectures[1].build().to(self.device)

@@ -24,7 +24,7 @@ class SoftPredictionClient(PersonalClient):
 
     def public_generator(self, server_round: int) -> np.random.Generator:
         """Return the generator of a round's public batches, which is the same for all clients."""
-        return random_generator(self.run.plan.seed, "public-batches", server_round)
+        return random_generator(self.session.run.plan.seed, "public-batches", server_round)
 
     def teachers(self, name: str, received: Arrays) -> Tensor | None:
         """Return the teacher predictions of a message, (..., P, K); None if there are none yet.
@@ -67,7 +67,7 @@ class SoftPredictionClient(PersonalClient):
 
     def _mask(self, name: str, received: Arrays) -> Tensor:
         """Return a message's mask of P samples."""
-        return self.tensor(unpacked_mask(received[name], self.run.plan.public_size))
+        return self.tensor(unpacked_mask(received[name], self.session.run.plan.public_size))
 
     def received_predictions(self, name: str, received: Arrays) -> Tensor:
         """Decode the probabilities of a message.
@@ -123,8 +123,8 @@ class SoftPredictionClient(PersonalClient):
 
     def note_release(self, server_round: int) -> None:
         """Write a release to the node's ledger; see `PrivacyLedger.record`."""
-        if ledger := self.node.ledger:
-            ledger.record(self.release_entry, self.request.run_id, server_round)
+        if ledger := self.session.node.ledger:
+            ledger.record(self.release_entry, self.session.request.run_id, server_round)
 
     def _noise(self, server_round: int) -> NormalDraws:
         """Return what draws the noise. It is secret unless the settings have a seed."""

@@ -56,10 +56,10 @@ class SpiderClient(ParameterClient):
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Prune the edges that are due, then train both supernets on the same batches."""
-        if not self.stored_model:
+        if not self.session.stored_model:
             self.receive_model(received)
         self.prune(server_round)
-        with borrowed(self.architecture) as shared:
+        with borrowed(self.architectures[0]) as shared:
             fill_from_vectors(shared, received)
             loss = Proximal(tie_to(shared, self.model), self.settings.proximal_weight)
             _, weights = split_parameters(shared)
@@ -81,7 +81,7 @@ class SpiderClient(ParameterClient):
         """
         generator = self.generator("pruning", server_round)
         for alpha in split_parameters(self.model)[0]:
-            schedule = self.settings.schedule(len(alpha), self.run.plan.num_server_rounds)
+            schedule = self.settings.schedule(len(alpha), self.session.run.plan.num_server_rounds)
             undecided = torch.nonzero((alpha > PRUNED).sum(dim=1) > 1).flatten().tolist()
             to_come = sum(due > server_round for due in schedule)
             for _ in range(len(undecided) - to_come):

@@ -45,16 +45,16 @@ class SupernetClient(ParameterClient):
         """
         share = self.settings.alpha_share
         if not share:
-            everything = torch.arange(self.num_examples, device=self.device)
+            everything = torch.arange(self.data.num_train, device=self.device)
             return everything, everything
-        if self.num_examples < 2:
+        if self.data.num_train < 2:
             raise ValueError(
                 "a search needs at least 2 training samples, one for each part; or set "
                 f"{self.settings.table}.alpha-share = 0"
             )
-        generator = random_generator(self.run.plan.seed, "search-halves", self.partition_id)
-        order = torch.from_numpy(generator.permutation(self.num_examples)).to(self.device)
-        for_omega = max(1, int(self.num_examples * (1 - share)))
+        generator = random_generator(self.session.run.plan.seed, "search-halves", self.partition_id)
+        order = torch.from_numpy(generator.permutation(self.data.num_train)).to(self.device)
+        for_omega = max(1, int(self.data.num_train * (1 - share)))
         return order[:for_omega], order[for_omega:]
 
     def search(self, server_round: int) -> float:
@@ -72,15 +72,18 @@ class SupernetClient(ParameterClient):
         if not alphas:
             return self.train_locally(server_round)
         for_omega, for_alpha = self.search_samples()
-        size, draw = self.run.training.batch_size, self.generator("alpha-batches", server_round)
+        size, draw = (
+            self.session.run.training.batch_size,
+            self.generator("alpha-batches", server_round),
+        )
         alpha_batches = self.batches_of_part(for_alpha, random_batches(len(for_alpha), size, draw))
-        omega_positions = self.private_positions(server_round, len(for_omega))
+        omega_positions = self.session.private_positions(server_round, len(for_omega))
         omega_batches = self.batches_of_part(for_omega, omega_positions)
         loss: float = self.do(
             TrainJob(
                 self.model,
                 self.search_loss(),
-                self.private_optimizer(omegas, server_round),
+                self.session.local.optimizer(omegas, server_round),
                 self.search_batches(alpha_batches, omega_batches),
                 alternate=self.alpha_optimizer(alphas),
             )
@@ -103,12 +106,12 @@ class SupernetClient(ParameterClient):
         rate, decay = settings.alpha_learning_rate, settings.alpha_weight_decay
         if settings.alpha_optimizer == "adam":
             return Adam(alphas, rate, betas=(0.5, 0.999), weight_decay=decay)
-        return SGD(alphas, rate, self.run.training.momentum, weight_decay=decay)
+        return SGD(alphas, rate, self.session.run.training.momentum, weight_decay=decay)
 
     def batches_of_part(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield batches of one part of the training data, by positions in that part."""
         data = self.data
-        mixed = self.local.mixed_enough(positions)
+        mixed = self.session.local.mixed_enough(positions)
         return gathered(mixed, data.train_images[samples], data.train_labels[samples])
 
 

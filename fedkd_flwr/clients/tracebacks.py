@@ -4,14 +4,27 @@ Where server and nodes belong to one user, a reply names the class of an excepti
 and each distinct traceback is logged once. Elsewhere a message may hold file names or values of
 private data. `failure_to_send` then leaves the class and a fixed sentence, with a code that finds
 the details in the node's log.
+
+Where one user owns everything, an exception in own code stops the run (`ClientCodeError`).
 """
 
+import re
 import secrets
+import sysconfig
 import traceback
+from collections.abc import Iterable, Mapping
 from logging import ERROR, WARNING
+from pathlib import Path
+from types import FrameType, TracebackType
 
+from flwr.app import Message
+
+import strategies
 from fedkd_flwr.clients.policy import PolicyError
+from fedkd_flwr.data.registry import DataError
+from fedkd_flwr.training.loop import DivergedError
 from strategies.core.flower import log
+from strategies.core.replies import shortened
 
 OUR_PACKAGES = ("fedkd_flwr", "strategies")
 """Exceptions that are defined here explain themselves and need no traceback."""
@@ -35,6 +48,115 @@ SENTENCES = {
 
 FAILED = "it failed"
 """What leaves a node of any other exception."""
+
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders of installed libraries."""
+
+NOT_OWN = (
+    str(Path(__file__).parents[1]),
+    str(Path(strategies.__file__).parent),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
+)
+"""Folders of this project's packages and of the standard library."""
+
+IN_OWN_CODE = re.compile(r"^(?:.*: )?Client (\d+) failed in own code: (.*?)(?:'>)?$", re.MULTILINE)
+"""How a simulation tells the server of a `ClientCodeError`."""
+
+
+class ClientCodeError(RuntimeError):
+    """A failure of the user's own code in a client, which stops the run.
+
+    In one process the failure is the cause, and the traceback ends in the user's code.
+    """
+
+
+def stop_at_own_code(failures: Mapping[int, Exception]) -> None:
+    """Stop the run if one of the clients failed in the user's code.
+
+    Divergence and unreadable data do not stop a run.
+
+    Parameters
+    ----------
+    failures : mapping of int to Exception
+        What clients raised, by partition-id.
+
+    Raises
+    ------
+    ClientCodeError
+        With the clients that failed alike.
+    """
+    own = {n: error for n, error in failures.items() if traceback_of_own_code(error)}
+    if not own:
+        return
+    first = own[min(own)]
+    error = _code_error({n: _described(error) for n, error in own.items()})
+    raise error.with_traceback(traceback_of_own_code(first)) from first
+
+
+def stop_at_reported_failures(replies: Iterable[Message]) -> None:
+    """Stop a simulation if one of the replies tells of a failure in the user's code.
+
+    Raises
+    ------
+    ClientCodeError
+        With the clients that failed alike.
+    """
+    reasons = (reply.error.reason or "" for reply in replies if reply.has_error())
+    found = (match for reason in reasons if (match := IN_OWN_CODE.search(reason)))
+    if failed := {int(match[1]): match[2] for match in found}:
+        raise _code_error(failed)
+
+
+def code_failure(error: Exception, partition_id: object) -> str:
+    """Return the line that tells of a failure in the user's code; `IN_OWN_CODE` reads it."""
+    return f"Client {partition_id} failed in own code: {_described(error)}"
+
+
+def traceback_of_own_code(error: Exception) -> TracebackType | None:
+    """Return the traceback of an exception, or of its cause, from the user's first frame on.
+
+    The user's code is outside this project's packages, installed libraries and the standard
+    library. None if no frame is the user's, and for divergence and unreadable data.
+    """
+    if isinstance(error, DivergedError | DataError):
+        return None
+    raised: BaseException | None = error
+    while raised:
+        frames = raised.__traceback__
+        while frames:
+            if _is_own_code(frames.tb_frame):
+                return frames
+            frames = frames.tb_next
+        raised = raised.__cause__
+    return None
+
+
+def _is_own_code(frame: FrameType) -> bool:
+    file = Path(frame.f_code.co_filename)
+    if not file.is_absolute():  # typed at a prompt, or compiled into a library
+        return frame.f_globals.get("__name__") == "__main__"
+    return not (set(INSTALLED) & set(file.parts) or any(map(file.is_relative_to, NOT_OWN)))
+
+
+def _described(error: Exception) -> str:
+    """Return an exception in one line, with the user's last line of code that it passed."""
+    passed = traceback.walk_tb(traceback_of_own_code(error))
+    code, line = [(frame.f_code, line) for frame, line in passed if _is_own_code(frame)][-1]
+    where = f"{Path(code.co_filename).name}, line {line}, in {code.co_name}"
+    return f"{type(error).__name__}: {shortened(error)} ({where})"
+
+
+def _code_error(reasons: Mapping[int, str]) -> ClientCodeError:
+    """Return the error for clients that failed in own code, by partition-id; equal ones in one."""
+    reason = reasons[min(reasons)]
+    alike = [str(n) for n in sorted(reasons) if reasons[n] == reason]
+    who = "Client" if len(alike) == 1 else "Clients"
+    others = len(reasons) - len(alike)
+    more = f"; {others} more failed otherwise" if others else ""
+    return ClientCodeError(
+        f"{who} {', '.join(alike)} failed in own code: {reason}{more}. Correct the code, or set "
+        "on-client-error=drop to go on without the replies of clients that fail."
+    )
 
 
 class NodeFailureError(RuntimeError):

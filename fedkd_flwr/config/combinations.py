@@ -73,7 +73,7 @@ def _check_data(run: RunConfig) -> None:
             f"{run.strategy} {does} on public samples; set public-dataset to "
             "held-out or a data set, and public-size to at least 1."
         )
-    has_validation = bool(min(read_split(run.data.client_split)[1]))
+    has_validation = bool(min(read_split(run.data.split)[1]))
     if Need.VALIDATION_DATA in record.needs and not has_validation:
         raise ConfigError(
             f"{run.strategy} needs validation data; set client-split to something like 70/10/20."

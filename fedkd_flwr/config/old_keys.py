@@ -84,6 +84,9 @@ OLD_KEYS: Mapping[str, OldKey] = {
 }
 """Keys of earlier versions by their names."""
 
+DIVIDED_KEYS = {"kt-pfl.coefficient-batch-size": "kt-pfl.public-batch-size"}
+"""Keys that earlier versions did not have, and the key that also was what they are."""
+
 
 def replacement(name: str) -> str:
     """Return one sentence that says what to use instead of an old key; empty for other names."""
@@ -98,8 +101,8 @@ def replacement(name: str) -> str:
 def current_config(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recorded flat run config with the keys of this version.
 
-    Renamed keys have their new names. Removed keys are left out, except those of `lost_keys`, which
-    stay as they are.
+    Renamed keys have their new names, and `DIVIDED_KEYS` the value of their former key. Removed
+    keys are left out, except those of `lost_keys`, which stay as they are.
     """
     lost = lost_keys(recorded)
     current = {key: value for key, value in recorded.items() if key not in OLD_KEYS or key in lost}
@@ -107,6 +110,9 @@ def current_config(recorded: Mapping[str, Any]) -> dict[str, Any]:
         new = OLD_KEYS[key].new if key in OLD_KEYS else ""
         if new and _is_read(key, recorded):
             current.setdefault(new, value)
+    for key, before in DIVIDED_KEYS.items():
+        if before in recorded:
+            current.setdefault(key, recorded[before])
     return current
 
 

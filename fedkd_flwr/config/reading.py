@@ -27,7 +27,7 @@ from fedkd_flwr.config.run_config import (
 )
 from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
-from fedkd_flwr.data.registry import DATA, DATASETS, is_function
+from fedkd_flwr.data.registry import BY_COLUMN, DATA, DATASETS, OF_CLIENTS, is_function
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, first_refused, kebab_case
@@ -168,15 +168,23 @@ def settings_types(own: Method | None = None) -> list[type[Settings]]:
     return [kind for kind in types if kind.flat_keys()]
 
 
+def _names_clients(flat: Mapping[str, Any]) -> bool:
+    """Return whether the data of a flat run config say which clients there are."""
+    by_column = flat.get("client-column") or flat.get("partition") == BY_COLUMN
+    return bool(by_column) or str(flat.get("dataset", "")).startswith(OF_CLIENTS)
+
+
 def read_config(flat: Mapping[str, Any]) -> Configuration:
     """Validate a flat run config.
 
-    Names are as in ``[tool.flwr.app.config]``, with tables joined by dots; missing keys have their
-    defaults. Raises `ConfigError` on an unknown name, a value out of range or an impossible
-    combination.
+    Names are as in ``[tool.flwr.app.config]``, with tables joined by dots or nested; missing keys
+    have their defaults. Raises `ConfigError` on an unknown name, a value out of range or an
+    impossible combination.
     """
-    given = with_own_settings_unpacked(flat)
+    given = with_own_settings_unpacked(flatten(flat))
     flat = {key: _without_path_type(value) for key, value in given.items()}
+    if _names_clients(flat):
+        flat = {"num-clients": 0, **flat}
     own = _own_method(flat)
     known = known_names(own)
     for name in flat:

@@ -121,6 +121,9 @@ class RunConfig(SettingsGroup):
     cohort : str
         Whether clients with the same architecture are trained together in one process: ``auto``
         if that is faster, ``on`` wherever possible, or ``off``.
+    on_client_error : str
+        What an exception in your own code does in a client: stop ends the run at that line, drop
+        counts it as a failed reply. In a deployment replies that fail are always dropped.
     state_dir : str
         Folder in which clients keep their memory besides Flower's context; empty for none. Nodes
         of a deployment have their own.
@@ -132,7 +135,8 @@ class RunConfig(SettingsGroup):
     resume : bool
         Whether to continue the run in `output_dir`.
     accept_changes : bool
-        Whether to continue a run with another major version of this project, Flower or PyTorch.
+        Whether to continue a run with another major version of this project, Flower or PyTorch, or
+        with other code of one's own; a sweep then keeps finished runs of other code.
     """
 
     strategy: Annotated[str, ANY_ON_NODES] = "kt-pfl"
@@ -146,6 +150,7 @@ class RunConfig(SettingsGroup):
     torch_threads: Annotated[int, NO_EFFECT_ON_RESULTS] = Field(default=0, ge=0, le=MOST_THREADS)
     output_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     cohort: Annotated[Literal["auto", "on", "off"], NO_EFFECT_ON_RESULTS] = "auto"
+    on_client_error: Annotated[Literal["stop", "drop"], NO_EFFECT_ON_RESULTS] = "stop"
     state_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     models_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     keep_best: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
@@ -161,7 +166,7 @@ class RunConfig(SettingsGroup):
     def resolved(self) -> "RunConfig":
         """Return the run config with the settings filled in that depend on other settings."""
         models = self.models.resolved(self.data.dataset)
-        return self.model_copy(update={"models": models})
+        return self.model_copy(update={"models": models, "data": self.data.resolved()})
 
     @property
     def method(self) -> Method:

@@ -24,6 +24,9 @@ OBJECT = "object"
 OF_THIS_PROCESS = (OBJECT, "__main__")
 """What a name begins with that other processes cannot find."""
 
+OURS = ("fedkd_flwr", "strategies")
+"""The packages of this project."""
+
 HELD: dict[str, Any] = {}
 """Objects that were given to this process, by their names ``object:NAME``."""
 
@@ -79,8 +82,16 @@ def find_custom(name: str) -> Any:
         raise CustomObjectError(f"{name}: {module} holds no {member} ({error}){hint}") from error
     # A user's module may raise anything.
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise CustomObjectError(f"{name}: {module} cannot be imported here ({reason})") from error
+        root = module.partition(".")[0]
+        hint = f"; {root} is a package of fedkd-flwr, so rename your own" if root in OURS else ""
+        raise CustomObjectError(
+            f"{name}: {module} cannot be imported here ({told(error)}){hint}"
+        ) from error
+
+
+def told(error: Exception) -> str:
+    """Return the class and the text of a user's error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
 
 
 def find_callable(name: str, signature: str) -> Any:

@@ -5,34 +5,27 @@ other object is kept in this process under the name ``object:NAME``. The name ha
 data, or of the code of a callable, so that two different objects have different names.
 """
 
-import dis
-import functools
-import hashlib
+import copy
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.config.run_config import flatten
+from fedkd_flwr.custom_objects.digests import code_digest
 from fedkd_flwr.custom_objects.importing import OBJECT, CustomObjectError, hold, name_in_module
-from fedkd_flwr.data.custom_data import as_data_set, content_digest
-from fedkd_flwr.data.registry import DATA
+from fedkd_flwr.data.custom_data import as_data_set
+from fedkd_flwr.data.registry import BY_COLUMN, DATA
 from fedkd_flwr.methods import METHODS, NAME, REGISTERED, Method
-from fedkd_flwr.models.estimators import is_estimator
+from fedkd_flwr.models.estimators import is_estimator, without_probabilities
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
 
 STRATEGY = "strategy"
 """Key of a run config that names a method."""
-
-_METHODS = (FunctionType, staticmethod, classmethod, property)
-"""Members of a class that hold code."""
 
 DIGITS = 12
 """Hexadecimal digits of a digest that are part of a name."""
@@ -48,6 +41,7 @@ def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
         may hold it, ``models`` also an estimator or a list of all these. ``strategy`` may hold
         what `register` returns, or a pair of a strategy and a client class. ``dataset`` and
         ``public-dataset`` may hold a pair of samples and labels, or a function that returns it.
+        With a third array, the client of each sample, ``partition`` is ``by-column``.
 
     Returns
     -------
@@ -60,7 +54,10 @@ def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
         If a value is no such object; in one sentence.
     """
     names: dict[str, Any] = {}
-    return {key: _named(key, value, names) for key, value in settings.items()}
+    named = {key: _named(key, value, names) for key, value in flatten(settings).items()}
+    if isinstance(data := settings.get(DATA[0]), tuple | list) and len(data) == 3:
+        named.setdefault("partition", BY_COLUMN)
+    return named
 
 
 def _named(key: str, value: Any, names: dict[str, Any]) -> Any:
@@ -78,7 +75,16 @@ def _named(key: str, value: Any, names: dict[str, Any]) -> Any:
             f"{key}: this is a network; pass its class or a function (shape, classes) -> "
             "torch.nn.Module, since every client gets a network of its own."
         )
-    return _name_of_object(value, names) if callable(value) or is_estimator(value) else value
+    if callable(value) or is_estimator(value):
+        return _name_of_object(value, names)
+    if hasattr(value, "fit"):
+        raise ConfigError(f"{key}: {without_probabilities(type(value).__name__)}.")
+    if type(value).__module__ != "builtins":
+        raise ConfigError(
+            f"{key} is a {type(value).__name__}; it should be a name, a number, a class, a "
+            "function, or an estimator with fit and predict_proba."
+        )
+    return value
 
 
 def _name_of_object(value: Any, names: dict[str, Any]) -> str:
@@ -100,121 +106,6 @@ def _label(value: object) -> str:
     return re.sub(r"\W", "", qualified.rpartition(".")[2], flags=re.ASCII) or "unnamed"
 
 
-def code_digest(value: Any) -> str:
-    """Return the SHA-256 of the code of a callable and of the values that the code uses.
-
-    Of an estimator the digest covers its class and its parameters.
-
-    The digest covers bytecode, constants, defaults, and variables of enclosing scopes: numbers,
-    texts, arrays, tensors, functions, classes, and containers of these. It is the same in another
-    process with the same version of Python. Of any other object it covers what a pickle would hold,
-    and of an object that cannot be pickled, such as a lock, the type alone. 64 hexadecimal digits.
-    """
-    return _sha256(_written(value, {}).encode())
-
-
-def _sha256(content: bytes | memoryview) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _written(value: Any, known: dict[int, tuple[Any, str]]) -> str:
-    """Return a text that equals that of another value only if the two compute the same.
-
-    `known` holds the values that were met, by their ids, each with its text. So cycles end, and
-    what several objects hold is read once.
-    """
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return f"{type(value).__name__} {value!r}"
-    if isinstance(value, Tensor):
-        content = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
-        return f"{value.dtype} {tuple(value.shape)} {_sha256(content.data)}"
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        return f"{value.dtype} {value.shape} {_sha256(np.ascontiguousarray(value).data)}"
-    if isinstance(value, ModuleType):
-        return f"module {value.__name__}"
-    name = name_in_module(value) if callable(value) else None
-    if name and not name.startswith("__main__:"):
-        return name
-    if id(value) not in known:
-        known[id(value)] = value, "cycle"
-        text = _written_by_parts(value, functools.partial(_written, known=known))
-        known[id(value)] = value, _sha256(text.encode())
-    return known[id(value)][1]
-
-
-def _written_by_parts(value: Any, written: Callable[[Any], str]) -> str:
-    """Return the text of a value that holds others; `written` returns theirs."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(written, value))}]"
-    if isinstance(value, set | frozenset):
-        return f"{{{', '.join(sorted(map(written, value)))}}}"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{written(k)}: {written(v)}' for k, v in value.items())}}}"
-    if not isinstance(value, type) and hasattr(value, "get_params"):
-        return f"{written(type(value))} {written(value.get_params(deep=False))}"
-    if parts := _parts_of_callable(value):
-        return f"{type(value).__name__} {written(parts)}"
-    return f"{written(type(value))} {written(_pickled_parts(value))}"
-
-
-def _pickled_parts(value: Any) -> Any:
-    """Return what a pickle would hold of an object; None if it cannot be pickled."""
-    try:
-        parts = value.__reduce_ex__(4)
-    except Exception:  # a class may raise anything here
-        return None
-    if isinstance(parts, str):
-        return parts
-    return [list(part) if isinstance(part, Iterator) else part for part in parts]
-
-
-def _global_names(code: CodeType) -> set[str]:
-    """Return the global variables that a function reads, with those of functions inside it.
-
-    ``co_names`` has the names of attributes too.
-    """
-    loading = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-    names = {step.argval for step in dis.get_instructions(code) if step.opname in loading}
-    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
-    return names.union(*map(_global_names, inner))
-
-
-def _variables(function: FunctionType) -> dict[str, Any]:
-    """Return the variables outside a function that it reads, by name."""
-    names = sorted(_global_names(function.__code__))
-    used = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # a variable that has no value yet
-            used[name] = cell.cell_contents
-    return used
-
-
-def _parts_of_callable(value: Any) -> tuple[Any, ...]:
-    """Return what decides what a function, code or a class does; empty for other objects."""
-    if isinstance(value, CodeType):
-        return value.co_code, value.co_names, value.co_consts
-    if isinstance(value, FunctionType):
-        return value.__code__, value.__defaults__, value.__kwdefaults__, _variables(value)
-    if isinstance(value, MethodType):
-        return value.__func__, value.__self__
-    if isinstance(value, staticmethod | classmethod):
-        return (value.__func__,)
-    if isinstance(value, property):
-        return value.fget, value.fset
-    if isinstance(value, functools.partial):
-        return value.func, value.args, value.keywords
-    if isinstance(value, type):
-        # Names with two underscores that hold no code are those of Python itself.
-        members = {
-            key: member
-            for key, member in vars(value).items()
-            if isinstance(member, _METHODS) or not key.startswith("__")
-        }
-        return value.__name__, value.__bases__, members
-    wrapped = getattr(value, "__wrapped__", None)  # as of functools.cache
-    return (wrapped,) if callable(wrapped) else ()
-
-
 def _name_of_data(key: str, value: Any) -> str:
     """Return the name of a function of a module, or of data by their content."""
     label = "data"
@@ -225,9 +116,9 @@ def _name_of_data(key: str, value: Any) -> str:
             return name
         label, value = _label(value), value()
     # Clones, since the caller may change the arrays later.
-    samples, labels = (part.clone() for part in as_data_set(key, value))
-    name = f"{label}_{content_digest(samples, labels)[:DIGITS]}"
-    return hold(lambda: (samples, labels), name)
+    given = as_data_set(key, value)
+    parts = tuple(copy.deepcopy(part) for part in given if part is not None)
+    return hold(lambda: parts, f"{label}_{given.digest[:DIGITS]}")
 
 
 def _name_of_method(value: Any) -> str:
@@ -243,8 +134,11 @@ def _name_of_method(value: Any) -> str:
         name = _kebab_case(value[0].__name__)
         register(name, *value)
         return name
+    given = (
+        f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    )
     raise ConfigError(
-        f"strategy is a {type(value).__name__}; it should be a name, what fedkd_flwr.register "
+        f"strategy is {given}; it should be a name, what fedkd_flwr.register "
         "returns, or a pair of a strategy class and a client class."
     )
 

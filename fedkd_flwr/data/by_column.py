@@ -9,8 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedkd_flwr.data.folders import tables_at
-from fedkd_flwr.data.registry import FOLDER, HUB, DataError, hub_id_of, reads_data
+from fedkd_flwr.data.registry import FOLDER, HUB, DataError, hub_id_of, is_function, reads_data
 from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.data.sources import load_images
 from fedkd_flwr.data.tables import Column, read_column, read_table, schema_of
 from strategies.core.randomness import random_generator
 
@@ -21,9 +22,18 @@ Indices = NDArray[np.int64]
 def client_values(settings: DataSettings) -> NDArray[np.generic]:
     """Return the value of the column ``client-column`` for each sample of the data set.
 
-    Shape (n,), text or whole numbers, in the order of the data set. Raises `DataError` if the data
-    set has no such column, or a row has no value in it.
+    Of a function they are the clients that it returns beside samples and labels. Shape (n,), text
+    or whole numbers, in the order of the data set. Raises `DataError` if the data set has no such
+    column, or a row has no value in it.
     """
+    if is_function(settings.dataset):
+        clients = load_images(settings.dataset).clients
+        if clients is None:
+            raise DataError(
+                f"partition = by-column: {settings.dataset} returns no clients; it should return "
+                "(samples (n, ...), labels (n,), clients (n,))"
+            )
+        return clients
     if not settings.client_column:
         raise DataError("partition = by-column needs client-column, the column that names clients")
     return _client_values(settings.dataset, settings.data_root, settings.client_column)
@@ -83,6 +93,11 @@ def _require_column(schema: pa.Schema, column: str, dataset: str) -> None:
         )
 
 
+def _said(settings: DataSettings) -> str:
+    column = settings.client_column
+    return f"client-column = {column}" if column else f"the clients of {settings.dataset}"
+
+
 def values_of_clients(
     settings: DataSettings, num_clients: int, seed: int
 ) -> list[NDArray[np.generic]]:
@@ -95,7 +110,7 @@ def values_of_clients(
     values = np.unique(client_values(settings))
     if num_clients > len(values):
         raise DataError(
-            f"client-column = {settings.client_column} has {len(values)} values, too few for "
+            f"{_said(settings)} has {len(values)} values, too few for "
             f"{num_clients} clients; set num-clients to at most {len(values)}, or 0 for a client "
             "of each value"
         )
@@ -118,8 +133,8 @@ def split_by_column(
     for values, share in zip(of_clients, shares, strict=True):
         if not len(share):
             raise DataError(
-                f"no sample with {settings.client_column} = {', '.join(map(str, values))} is left "
-                "for its client after held-out-size and max-samples; lower num-clients "
-                "or held-out-size"
+                f"no sample with {settings.client_column or 'client'} = "
+                f"{', '.join(map(str, values))} is left for its client after held-out-size and "
+                "max-samples; lower num-clients or held-out-size"
             )
     return shares

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import Scaling
-from fedkd_flwr.data.sources import ImageSet
+from fedkd_flwr.data.sources import ImageSet, OwnData
+from strategies.core.counts import Split
 
 Indices = NDArray[np.int64]
 """Positions of samples, sorted."""
@@ -53,6 +54,11 @@ class ClientData:
     classes: int
     in_public: int = 0
 
+    @property
+    def num_train(self) -> int:
+        """D_n, the number of private training samples."""
+        return len(self.positions[0])
+
     @functools.cached_property
     def train_images(self) -> Tensor:
         """Shape (samples, channels, height, width), float32; own data may have any shape."""
@@ -83,6 +89,15 @@ class ClientData:
         """Shape (samples,), int64."""
         return self._labels(2)
 
+    @property
+    def evaluated_splits(self) -> dict[Split, tuple[Tensor, Tensor]]:
+        """Images and labels that a model is evaluated on, by split; empty splits are left out."""
+        splits: dict[Split, tuple[Tensor, Tensor]] = {
+            "test": (self.test_images, self.test_labels),
+            "validation": (self.validation_images, self.validation_labels),
+        }
+        return {split: data for split, data in splits.items() if len(data[1])}
+
     def _images(self, part: int) -> Tensor:
         read = self.samples.images[torch.from_numpy(self.positions[part])]
         return self.scaling(read).to(self.device)
@@ -107,9 +122,11 @@ class ClientData:
         return tuple(self.samples.images.shape[1:])
 
     def described(self) -> str:
-        """Return how many samples each part has."""
+        """Return how many samples each part has, and how a node's own images were read."""
         train, validation, test = self.sizes
-        return f"{train} samples to train, {validation} to validate, {test} to test"
+        told = f"{train} samples to train, {validation} to validate, {test} to test"
+        read = self.samples.said if isinstance(self.samples, OwnData) else ""
+        return f"{told} ({read})" if read else told
 
     @property
     def class_counts(self) -> Tensor:

@@ -6,7 +6,7 @@ node of a federation derive the same data without exchanging any.
 
 import functools
 from dataclasses import dataclass, field
-from logging import WARNING
+from logging import INFO, WARNING
 
 import numpy as np
 import torch
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
+from fedkd_flwr.data.by_file import split_by_file, test_positions
 from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_data import content_digest
 from fedkd_flwr.data.custom_partition import call_for_partition
 from fedkd_flwr.data.partitioners import partition_indices
-from fedkd_flwr.data.pfllib import split_by_file, test_positions
 from fedkd_flwr.data.public import (
     number_in_common,
     public_images,
@@ -33,16 +33,24 @@ from fedkd_flwr.data.registry import (
     DATASETS,
     HELD_OUT,
     NO_PUBLIC_SET,
+    PFLLIB,
     SYMMETRIC,
     DataError,
     reads_data,
 )
-from fedkd_flwr.data.scaling import scaling_of
-from fedkd_flwr.data.settings import DataPlan, DataSettings
+from fedkd_flwr.data.scaling import (
+    Scaling,
+    Symmetric,
+    scaling_of,
+    standardized_by_column,
+    statistics_in,
+    unscaled,
+)
+from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_node_data
 from fedkd_flwr.data.splits import read_split, split_client, stratified_order
 from fedkd_flwr.data.storage import share_samples
-from fedkd_flwr.data.warnings import check_scales, warnings_about_data
+from fedkd_flwr.data.warnings import check_scales, warnings_about_copies, warnings_about_data
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator
 
@@ -76,7 +84,7 @@ def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     if 0 < settings.max_samples < len(labels):
         generator = random_generator(plan.seed, "max-samples")
         pool = np.sort(stratified_order(labels, generator)[: settings.max_samples])
-    trainable = np.setdiff1d(pool, test_positions(settings.dataset))
+    trainable = np.setdiff1d(pool, test_positions(settings))
     _, held_out = split_public(len(trainable), settings.num_held_out, plan.seed)
     public = trainable[held_out]
     return np.setdiff1d(pool, public), public
@@ -105,9 +113,11 @@ def client_indices(plan: DataPlan) -> list[Indices]:
 
         shares = split_by_column(settings, private, plan.num_clients, plan.seed)
     elif settings.partition == BY_FILE:
-        shares = split_by_file(settings.dataset, private, plan.num_clients)
+        shares = split_by_file(settings, private, plan.num_clients)
     elif is_custom(settings.partition):
-        shares = call_for_partition(settings.partition, labels, plan.num_clients, plan.seed)
+        shares = call_for_partition(
+            settings.partition, labels, plan.num_clients, plan.seed, private
+        )
     else:
         shares = partition_indices(labels, settings, plan.num_clients, plan.seed)
     return [private[share] for share in shares]
@@ -122,9 +132,9 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
     if partition_id not in known:
         settings, own = plan.settings, client_indices(plan)[partition_id]
         labels = labels_of(settings)[own]
-        named = test_positions(settings.dataset)
+        named = test_positions(settings)
         is_test = np.isin(own, named) if len(named) else None
-        parts = split_client(labels, settings.client_split, plan.seed, partition_id, is_test)
+        parts = split_client(labels, settings.split, plan.seed, partition_id, is_test)
         train, validation, test = (own[part] for part in parts)
         known[partition_id] = train, validation, test
     return known[partition_id]
@@ -151,19 +161,65 @@ def check_data(plan: DataPlan, public_size: int = 0) -> None:
     split over or inside clients cannot be met, or the public set is smaller than P.
     """
     settings = plan.settings
-    read_split(settings.client_split)
+    read_split(settings.split)
     if settings.dataset not in DATASETS:
-        load_private(settings)
+        private = load_private(settings)
         for warning in warnings_about_data(settings):
             log(WARNING, "%s", warning)
-    for partition_id in range(plan.num_clients):
-        client_parts(plan, partition_id)
+    _warn_of_unused(plan)
+    if settings.dataset not in DATASETS:
+        _tell_what_is_read(plan, private)
     if settings.partition in FIXED_NUMBERS:
         _warn_of_few_samples(plan)
     if public_size:
         require_pool(public_pool_size(settings), public_size)
         if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
             check_scales(settings)
+            _say_of_public_set(settings)
+    if settings.dataset not in DATASETS:
+        _warn_of_copies(plan, bool(public_size))
+
+
+def _say_of_public_set(settings: DataSettings) -> None:
+    """Say how public images were read, if the set is not built in."""
+    if settings.public_dataset in DATASETS:
+        return
+    found = load_images(settings.public_dataset, settings.data_root, settings.public_data_format)
+    if found.said:
+        log(INFO, "Read public %s", found.said)
+    if found.warning:
+        log(WARNING, "%s", found.warning)
+
+
+def _warn_of_copies(plan: DataPlan, is_public: bool) -> None:
+    """Warn if samples that a client is tested on, or that are public, are training samples too."""
+    samples = load_private(plan.settings).images
+    parts = [client_parts(plan, partition_id) for partition_id in range(plan.num_clients)]
+    public = _public_set(plan) if is_public else samples[:0]
+    for warning in warnings_about_copies(samples, parts, public):
+        log(WARNING, "%s: %s", plan.settings.dataset, warning)
+
+
+def _tell_what_is_read(plan: DataPlan, private: ImageSet) -> None:
+    """Say in one line what was read and how it is scaled; warn where numbers should be scaled."""
+    name, samples = plan.settings.dataset, private.images
+    shape = " x ".join(map(str, samples.shape[1:]))
+    said = private.said or f"{name}: {len(samples)} samples ({shape}) of {private.classes} classes"
+    keeps_scale = isinstance(scaling_of_plan(plan), Symmetric)
+    if samples.is_floating_point():
+        said += "; numbers keep their scale" if keeps_scale else "; each column is standardized"
+    log(INFO, "Read %s", said)
+    if samples.is_floating_point() and keeps_scale and (reason := unscaled(samples)):
+        log(WARNING, "%s keeps its scale, and %s: set input-scaling to %s", name, reason, AUTO)
+
+
+def _warn_of_unused(plan: DataPlan) -> None:
+    """Split all clients, and warn if most of their samples are in no part."""
+    held = sum(map(len, client_indices(plan)))
+    used = sum(len(part) for n in range(plan.num_clients) for part in client_parts(plan, n))
+    if used < held / 2:
+        split = plan.settings.split
+        log(WARNING, "client-split = %s uses %d of %d samples", split, used, held)
 
 
 def _warn_of_few_samples(plan: DataPlan) -> None:
@@ -206,24 +262,66 @@ class _Loaded:
 
     plan: DataPlan
     parts: dict[int, Parts] = field(default_factory=dict)
-    clients: dict[tuple[int, str, Grouping], ClientData] = field(default_factory=dict)
+    clients: dict[tuple[int, str, Grouping, str], ClientData] = field(default_factory=dict)
     kept: int = 0
 
     @functools.cached_property
     def public_images(self) -> Tensor:
-        settings, device = self.plan.settings, self.plan.device
-        shape = settings.image_shape
-        if settings.public_dataset == NO_PUBLIC_SET:
-            return torch.empty((0, *shape), device=device)
-        if settings.public_dataset == HELD_OUT:
-            _, public = _split_pool(self.plan)
-            images = images_of(settings).images[torch.from_numpy(public)]
-        else:
-            _require_other_dataset(settings)
-            images = public_images(
-                settings.public_dataset, shape, settings.data_root, settings.public_data_format
-            )
-        return scaling_of(settings)(images).to(device)
+        return scaling_of_plan(self.plan)(_public_set(self.plan)).to(self.plan.device)
+
+
+def _public_set(plan: DataPlan) -> Tensor:
+    """Return the public samples as they are decoded, (pool, ...)."""
+    settings, shape = plan.settings, plan.settings.image_shape
+    if settings.public_dataset == NO_PUBLIC_SET:
+        return torch.empty((0, *shape))
+    if settings.public_dataset == HELD_OUT:
+        _, public = _split_pool(plan)
+        return images_of(settings).images[torch.from_numpy(public)]
+    _require_other_dataset(settings)
+    return public_images(
+        settings.public_dataset, shape, settings.data_root, settings.public_data_format
+    )
+
+
+@reads_data
+@functools.lru_cache(maxsize=PLANS_KEPT)
+def scaling_of_plan(plan: DataPlan) -> Scaling:
+    """Return how samples are scaled, private and public ones and those of all clients alike.
+
+    ``auto`` standardizes by the training samples of all clients, or, where they are on nodes alone,
+    by the public set. Raises `DataError` if these cannot be loaded.
+    """
+    settings = plan.settings
+    is_prepared = settings.dataset in DATASETS or settings.dataset.startswith(PFLLIB)
+    if settings.input_scaling != AUTO or is_prepared:
+        return scaling_of(settings)
+    samples = load_private(settings).images if plan.reads_dataset else _public_set(plan)
+    if not samples.is_floating_point() or not len(samples):
+        return Symmetric()
+    if plan.reads_dataset:
+        parts = [client_parts(plan, partition_id)[0] for partition_id in range(plan.num_clients)]
+        samples = samples[torch.from_numpy(np.concatenate(parts))]
+    return standardized_by_column(samples)
+
+
+def _scaling_of_node(plan: DataPlan, own: Tensor, statistics: str) -> Scaling:
+    """Return how a node scales its own samples (n, ...); `statistics` is a file of its operator."""
+    has_other = plan.reads_dataset or plan.settings.public_dataset != NO_PUBLIC_SET
+    if has_other or plan.settings.input_scaling != AUTO:
+        scaling = scaling_of_plan(plan)
+        if not own.is_floating_point() and not isinstance(scaling, Symmetric):
+            raise DataError("this node has images, and the samples of the run are other numbers")
+        return scaling
+    if not own.is_floating_point():
+        return Symmetric()
+    if not statistics:
+        raise DataError(
+            "this node's table cannot be standardized without a public set: set input-statistics "
+            "in the node config to a JSON file with the lists mean and deviation, the same at all "
+            f"nodes, or scale the tables and set input-scaling to {SYMMETRIC}"
+        )
+    return statistics_in(statistics, own.shape[1])
 
 
 @reads_data
@@ -265,16 +363,22 @@ def public_samples(plan: DataPlan, size: int, server_round: int) -> Tensor:
 
 
 def load_client(
-    plan: DataPlan, partition_id: int, data_path: str = "", grouping: Grouping = UNGROUPED
+    plan: DataPlan,
+    partition_id: int,
+    data_path: str = "",
+    grouping: Grouping = UNGROUPED,
+    statistics: str = "",
 ) -> ClientData:
     """Return the data of one client; the second call costs nothing, up to `BYTES_KEPT`.
 
     `data_path` is a node's own folder of images or Parquet file, as `load_node_data` takes it,
     instead of a share of the data set. It is split by content, so that samples keep their part
-    while others come and go (`fedkd_flwr.data.content_split`). Raises `DataError` if the data is
+    while others come and go (`fedkd_flwr.data.content_split`). `statistics` is a file by which
+    it may be scaled, see `statistics_in`. Raises `DataError` if the data is
     missing or cannot be split as asked.
     """
-    loaded, key = _loaded(plan), (partition_id, data_path, grouping)
+    plan = plan.at_node(data_path)
+    loaded, key = _loaded(plan), (partition_id, data_path, grouping, statistics)
     if key in loaded.clients:
         return loaded.clients[key]
     data = _build_client(plan, *key)
@@ -285,28 +389,30 @@ def load_client(
 
 
 def _build_client(
-    plan: DataPlan, partition_id: int, data_path: str, grouping: Grouping
+    plan: DataPlan, partition_id: int, data_path: str, grouping: Grouping, statistics: str
 ) -> ClientData:
     settings = plan.settings
     if not 0 <= partition_id < plan.num_clients:
         raise DataError(f"there is no client {partition_id} among {plan.num_clients}")
     # Checked before anything is read: statistics would be those of the data set that a run names.
-    if data_path and settings.input_scaling != SYMMETRIC:
+    if data_path and settings.input_scaling not in (AUTO, SYMMETRIC):
         raise DataError(
             "a node with its own data does not know the statistics of the pooled data that "
-            f"input-scaling {settings.input_scaling} needs; set input-scaling to {SYMMETRIC}"
+            f"input-scaling {settings.input_scaling} needs; set input-scaling to {AUTO}"
         )
-    scaling, public = scaling_of(settings), public_pool(plan)
+    public = public_pool(plan)
     device, classes = plan.device, settings.num_classes
     if not data_path:
         everything, parts = load_private(settings), client_parts(plan, partition_id)
         positions = _with_evaluated_split(parts, settings)
+        scaling = scaling_of_plan(plan)
         return ClientData(everything, positions, scaling, device, public, classes)
     shape = settings.image_shape
     own = load_node_data(data_path, shape, classes, settings.data_format, grouping)
     kind = "samples" if grouping == UNGROUPED else "groups"
-    parts = parts_by_content(own.keys, settings.client_split, partition_id, own.folders, kind)
+    parts = parts_by_content(own.keys, settings.split, partition_id, own.folders, kind)
     positions = _with_evaluated_split(parts, settings)
+    scaling = _scaling_of_node(plan, own.images, statistics)
     in_public = number_in_common(public, scaling(own.images))
     return ClientData(own, positions, scaling, device, public, own.classes, in_public)
 

@@ -1,10 +1,11 @@
 """Custom data, as a function returns it: samples of any shape, and their classes."""
 
 import hashlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
@@ -12,14 +13,37 @@ from fedkd_flwr.data.registry import DataError
 
 SIGNATURE = "() -> (samples (n, ...), labels (n,))"
 
+TAKES_MISSING = "sklearn.ensemble:HistGradientBoostingClassifier"
+"""A model that takes samples with missing values."""
 
-def call_for_data(name: str) -> tuple[Tensor, Tensor]:
+
+class OwnArrays(NamedTuple):
+    """Custom data, checked.
+
+    Samples (n, ...) are float32, missing values NaN; uint8 images (n, 1 or 3, height, width) stay
+    as they are. Labels (n,) are int64, at least 0. Clients (n,) are the names or whole numbers of
+    those to whom the samples belong; None where the data do not say.
+    """
+
+    samples: Tensor
+    labels: Tensor
+    clients: NDArray[np.generic] | None = None
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all content."""
+        if self.clients is None:
+            return content_digest(self.samples, self.labels)
+        named = torch.frombuffer(bytearray(repr(self.clients.tolist()).encode()), dtype=torch.uint8)
+        return content_digest(self.samples, self.labels, named)
+
+
+def call_for_data(name: str) -> OwnArrays:
     """Call a function for its data.
 
-    It has to return the same data in the same order wherever it is called. Samples (n, ...) become
-    float32, but uint8 images (n, channels, height, width) stay as they are; labels are (n,), int64,
-    at least 0. Raises `DataError` if it cannot be imported or called, or returns anything else; in
-    one sentence.
+    It has to return the same data in the same order wherever it is called: samples, labels, and if
+    need be clients. Raises `DataError` if it cannot be imported or called, or returns anything
+    else; in one sentence.
     """
     try:
         load = find_callable(name, SIGNATURE)
@@ -34,15 +58,30 @@ def call_for_data(name: str) -> tuple[Tensor, Tensor]:
     return as_data_set(f"{name}()", returned)
 
 
-def as_data_set(name: str, given: object) -> tuple[Tensor, Tensor]:
-    """Return samples and labels as tensors, after checking them.
+def as_data_set(name: str, given: object) -> OwnArrays:
+    """Return samples, labels and clients, after checking them.
 
-    Raises `DataError` if it is no such pair; in one sentence.
+    Raises `DataError` if they are something else; in one sentence.
     """
-    if not isinstance(given, tuple | list) or len(given) != 2:
+    if not isinstance(given, tuple | list) or len(given) not in (2, 3):
         raise DataError(f"{name} returned a {type(given).__name__}; it should be {SIGNATURE}")
-    samples, labels = (_tensor(name, part) for part in given)
-    return _checked_samples(name, samples, labels), _checked_labels(name, labels)
+    samples = _tensor(name, given[0])
+    labels = _tensor(name, given[1], "; numpy.unique(labels, return_inverse=True)[1] numbers words")
+    samples, labels = _checked_samples(name, samples, labels), _checked_labels(name, labels)
+    return OwnArrays(samples, labels, *(_checked_clients(name, c, labels) for c in given[2:]))
+
+
+def require_complete(samples: Tensor, name: str, model: str) -> None:
+    """Refuse missing values, which no network takes.
+
+    Raises `DataError` with their number.
+    """
+    if incomplete := int(samples.isnan().flatten(1).any(dim=1).sum()):
+        raise DataError(
+            f"{incomplete} of {len(samples)} samples of {name} have missing values, which {model} "
+            "does not take: fill them in, leave these samples out, or set models to an estimator "
+            f"that takes them, such as {TAKES_MISSING}"
+        )
 
 
 def content_digest(*tensors: Tensor) -> str:
@@ -58,16 +97,21 @@ def content_digest(*tensors: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _tensor(name: str, part: Any) -> Tensor:
+def _tensor(name: str, part: Any, advice: str = "") -> Tensor:
+    if isinstance(part, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(part).sum())):
+        raise DataError(
+            f"{name} returned an array with {masked} masked values: leave these rows out, or "
+            "set masked values of samples to NaN, by .filled(numpy.nan)"
+        )
     try:
         if isinstance(part, Tensor):
-            return part.cpu()
+            return part.detach().cpu()
         array = np.asarray(part)
         # PyTorch takes no negative strides and no other byte order.
         return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), "C", copy=False))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{name} returned a {type(part).__name__} that is no array of numbers"
+            f"{name} returned a {type(part).__name__} that is no array of numbers{advice}"
         ) from error
 
 
@@ -83,15 +127,32 @@ def _checked_samples(name: str, samples: Tensor, labels: Tensor) -> Tensor:
     if samples.is_complex():
         raise DataError(f"{name} returned complex samples; models need real numbers")
     samples = samples.to(torch.float32).contiguous()
-    if not samples.isfinite().all():
+    if samples.isinf().any():
         raise DataError(f"{name} returned samples that are not all finite")
     return samples
 
 
 def _checked_labels(name: str, labels: Tensor) -> Tensor:
+    if labels.is_floating_point() or labels.is_complex():
+        raise DataError(
+            f"{name} returned labels of {str(labels.dtype).removeprefix('torch.')}, as of a "
+            "regression; classes are whole numbers from 0 on: write labels.astype(int) if these are"
+        )
     whole = labels.to(torch.int64)
-    if labels.is_complex() or not torch.equal(whole.to(labels.dtype), labels) or whole.min() < 0:
+    if whole.min() < 0:
         raise DataError(f"{name} returned labels that are not all whole numbers from 0 on")
     if whole.max() < 1:
         raise DataError(f"{name} returned labels of one class; a model needs at least two")
     return whole
+
+
+def _checked_clients(name: str, given: Any, labels: Tensor) -> NDArray[np.generic]:
+    clients = np.asarray(given)
+    if clients.dtype == object and all(isinstance(client, str) for client in clients.flat):
+        clients = clients.astype(str)
+    if clients.shape != tuple(labels.shape) or clients.dtype.kind not in "iuU":
+        raise DataError(
+            f"{name} returned clients {clients.shape} of {clients.dtype}; it should be the name or "
+            f"the whole number of a client for each of the {len(labels)} samples"
+        )
+    return clients

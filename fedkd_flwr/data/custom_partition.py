@@ -1,34 +1,45 @@
 """Custom splits over clients, by a function ``(labels, num_clients, seed) -> index arrays``."""
 
+import inspect
+
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable, told
 from fedkd_flwr.data.registry import DataError
 
 SIGNATURE = "(labels, num_clients, seed) -> list of index arrays"
 
+POSITIONS = "positions"
+"""Name of a parameter that a split may have besides: where its samples are in the data set."""
+
 
 def call_for_partition(
-    name: str, labels: NDArray[np.int64], num_clients: int, seed: int
+    name: str,
+    labels: NDArray[np.int64],
+    num_clients: int,
+    seed: int,
+    positions: NDArray[np.int64],
 ) -> list[NDArray[np.int64]]:
     """Call a function for a split, and check what it returns.
 
-    It has to return the same split for the same arguments, wherever it is called. Return N sorted
-    arrays of positions in `labels` (n,). Raises `DataError` if the function cannot be called, or
-    the split is none: another number of clients, a client without samples, a position out of range,
-    or a sample of two clients.
+    It has to return the same split for the same arguments, wherever it is called. `positions` (n,)
+    are those of the samples in the data set, for a function that has such a parameter. Return N
+    sorted arrays of indices in `labels` (n,). Raises `DataError` if the function cannot be called,
+    or the split is none: another number of clients, a client without samples, an index out of
+    range, a sample of two clients, or another split at a second call.
     """
     try:
         split = find_callable(name, SIGNATURE)
     except CustomObjectError as error:
         raise DataError(f"partition: {error}") from error
     try:
-        returned = list(split(labels.copy(), num_clients, seed))
+        asks = POSITIONS in inspect.signature(split).parameters
+        more = {POSITIONS: positions.copy()} if asks else {}
+        returned, again = (list(split(labels.copy(), num_clients, seed, **more)) for _ in range(2))
     # A user's function may raise anything.
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise DataError(f"partition {name} fails: {type(error).__name__}: {text}") from error
+        raise DataError(f"partition {name} fails: {told(error)}") from error
     if len(returned) != num_clients:
         raise DataError(
             f"partition {name} returns {len(returned)} index arrays for {num_clients} clients; it "
@@ -39,6 +50,11 @@ def call_for_partition(
         for client, share in enumerate(returned)
     ]
     _require_disjoint(name, shares, len(labels))
+    if not all(map(np.array_equal, returned, again)):
+        raise DataError(
+            f"partition {name} returns another split at each call: draw with "
+            "numpy.random.default_rng(seed) inside of it"
+        )
     return shares
 
 

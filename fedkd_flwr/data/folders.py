@@ -2,20 +2,20 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path, PurePath
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedkd_flwr.data.registry import DataError, DataFormat
-from fedkd_flwr.data.storage import PARTS, is_tools, parts_of, subfolders
+from fedkd_flwr.data.registry import CLIENTS, FOLDER, DataError, DataFormat
+from fedkd_flwr.data.storage import is_tools, part_kind, parts_of, subfolders
 from strategies.core.flower import log
 
 IMAGE_FORMATS = {
     "BMP": (".bmp",),
-    "JPEG": (".jpg", ".jpeg"),
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
     "TIFF": (".tif", ".tiff"),
     "WEBP": (".webp",),
@@ -23,10 +23,12 @@ IMAGE_FORMATS = {
 """Pillow's names of the formats that are read, with their suffixes. Pillow knows forty more, whose
 decoders would only be a way in for a hostile file."""
 
+SUFFIXES = sorted(suffix for known in IMAGE_FORMATS.values() for suffix in known)
+
 
 def by_number(path: Path) -> tuple[int, str]:
     """Order ``partition_2`` before ``partition_10``."""
-    digits = re.search(r"\d+$", path.name)
+    digits = re.search(r"\d+$", path.stem)
     return (int(digits[0]) if digits else -1, path.name)
 
 
@@ -41,25 +43,93 @@ def tables_at(path: Path) -> list[Path]:
     return [folder for folder in folders if (folder / "state.json").is_file()]
 
 
-def read_image_folder(path: Path, data_format: DataFormat) -> tuple[list[Path], NDArray[np.int64]]:
-    """Return the image files of a folder with one folder a class, and their classes.
+@dataclass(frozen=True)
+class ImageFile:
+    """An image file of a labeled folder.
 
-    The parts ``train`` and ``test``, each with one folder per class, are pooled. Their classes are
-    numbered together, so that a class that one part lacks does not shift the others.
+    Attributes
+    ----------
+    file : Path
+        Where it lies.
+    label : int
+        Its class; 0 without classes.
+    client : int
+        In which of the clients' folders it lies; 0 in a folder of one.
+    part : str
+        The part that it lies in, of `fedkd_flwr.data.storage.PART_KINDS`; empty without parts.
+    path : PurePath
+        Its path below the class folder, such as ``P07_scan3.png`` or ``P07/scan3.png``.
+    """
+
+    file: Path
+    label: int = 0
+    client: int = 0
+    part: str = ""
+    path: PurePath = field(default_factory=PurePath)
+
+
+@dataclass(frozen=True)
+class FoundImages:
+    """The image files of a folder, the names of its classes by number, and what is not read."""
+
+    images: list[ImageFile]
+    names: list[str]
+    left_out: list[str]
+
+
+@dataclass(frozen=True)
+class _ClassFolder:
+    path: Path
+    client: int
+    part: str
+
+
+def find_images(path: Path, roots: Sequence[Path], data_format: DataFormat) -> FoundImages:
+    """Return the images of folders with one folder a class, and their classes.
+
+    `roots` are `path` itself, or the folders of clients in it. Parts such as ``train`` and
+    ``Testing``, each with one folder a class, are pooled. Classes are numbered together, so that a
+    class that one part or client lacks does not shift the others. Raises `DataError` if there are
+    no class folders, one has files and no image, or folders may be those of clients.
     """
     if not data_format.labeled:
-        files = image_files(path)
-        return files, np.zeros(len(files), dtype=np.int64)
-    parts = parts_of(path)
-    _warn_of_unread(path, parts)
-    folders = [folder for part in parts for folder in subfolders(part)]
-    numbers = _class_numbers(path, {folder.name for folder in folders}, data_format.classes)
-    files, labels = [], []
+        return _find_unlabeled(roots)
+    folders, beside = [], 0
+    for client, root in enumerate(roots):
+        parts = parts_of(root)
+        _warn_of_unread(root, parts)
+        for part in parts:
+            kind = "" if part == root else part_kind(part.name)
+            folders += [_ClassFolder(entry, client, kind) for entry in subfolders(part)]
+        beside += sum(_is_image(entry) for place in {root, *parts} for entry in place.iterdir())
+    names = _names_of_classes([folder.path for folder in folders])
+    _warn_of_merged(names)
+    _require_one_reading(path, roots, names, data_format.classes)
+    numbers = _class_numbers(path, set(names.values()), data_format.classes)
+    found, left_out = [], Counter[str]()
     for folder in folders:
-        images = image_files(folder)
-        files += images
-        labels += [numbers[folder.name]] * len(images)
-    return files, np.array(labels, dtype=np.int64)
+        files, others = _files_in(folder.path)
+        _require_images(folder.path, files, others)
+        left_out += others
+        label = numbers[names[folder.path]]
+        found += [
+            ImageFile(file, label, folder.client, folder.part, file.relative_to(folder.path))
+            for file in files
+        ]
+    told = _counted(left_out)
+    if beside:
+        told.append(f"{beside} beside the class folders")
+    by_name = all(name.isdecimal() for name in numbers)
+    return FoundImages(found, [] if by_name else sorted(numbers), told)
+
+
+def _find_unlabeled(roots: Sequence[Path]) -> FoundImages:
+    found, left_out = [], Counter[str]()
+    for root in roots:
+        files, others = _files_in(root)
+        found += [ImageFile(file) for file in files]
+        left_out += others
+    return FoundImages(found, [], _counted(left_out))
 
 
 def class_names(data_path: str, classes: int, label_column: str = "") -> list[str]:
@@ -76,7 +146,8 @@ def class_names(data_path: str, classes: int, label_column: str = "") -> list[st
 
         names = names_of_labels(tables[0], label_column)
         return names if len(names) == classes and names != list(map(str, range(classes))) else []
-    names = sorted({folder.name for part in parts_of(path) for folder in subfolders(part)})
+    folders = [folder for part in parts_of(path) for folder in subfolders(part)]
+    names = sorted(set(_names_of_classes(folders).values()))
     return names if len(names) == classes and not all(map(str.isdecimal, names)) else []
 
 
@@ -85,26 +156,82 @@ def hash_of_names(names: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(names).encode()).hexdigest() if names else ""
 
 
-def folders_and_paths(path: Path, files: Sequence[Path]) -> tuple[list[str], list[PurePath]]:
-    """Return in which part each file of a labeled folder lies, and its path below the class folder.
-
-    Folders are ``train`` or ``test``, without entries where there are not both. Paths are such as
-    ``P07_scan3.png``, or ``P07/scan3.png`` where a class has folders of its own.
-    """
-    parts = parts_of(path)
-    roots = [next(part for part in parts if file.is_relative_to(part)) for file in files]
-    within = [
-        PurePath(*file.relative_to(root).parts[1:]) for file, root in zip(files, roots, strict=True)
-    ]
-    return [root.name for root in roots] if len(parts) == len(PARTS) else [], within
-
-
 def _warn_of_unread(path: Path, parts: Sequence[Path]) -> None:
     """Name the folders beside ``train`` and ``test``: all of them may be classes."""
-    unread = [folder.name for folder in subfolders(path) if folder not in parts]
+    read = {part.relative_to(path).parts[:1] for part in parts}
+    unread = [folder.name for folder in subfolders(path) if (folder.name,) not in read]
     if parts != [path] and unread:
         log(WARNING, "%s: only %s is read, as a part with a folder for each class; %s is not",
             path, " and ".join(part.name for part in parts), ", ".join(unread))  # fmt: skip
+
+
+def _warn_of_merged(names: Mapping[Path, str]) -> None:
+    merged = {f"{name} and {folder.name}" for folder, name in names.items() if folder.name != name}
+    if merged:
+        log(WARNING, "folders whose names are equal but for case or Unicode form are one class: %s",
+            ", ".join(sorted(merged)))  # fmt: skip
+
+
+def _names_of_classes(folders: Sequence[Path]) -> dict[Path, str]:
+    """Return the class of each folder: the first name that differs in case alone, in one form.
+
+    macOS writes ``é`` as two characters, and archives from Windows mix ``Ant`` and ``ant``.
+    """
+    first: dict[str, str] = {}
+    seen: dict[tuple[Path, str], Path] = {}
+    names = {}
+    for folder in folders:
+        name = unicodedata.normalize("NFC", folder.name)
+        names[folder] = first.setdefault(name.casefold(), name)
+        other = seen.setdefault((folder.parent, name.casefold()), folder)
+        if other != folder:
+            raise DataError(
+                f"{str(folder.parent)!r} has the folders {other.name} and {folder.name}, whose "
+                "names are equal but for case or Unicode form: rename one, or join them"
+            )
+    return names
+
+
+def _require_one_reading(
+    path: Path, roots: Sequence[Path], names: Mapping[Path, str], classes: int
+) -> None:
+    """Ask where folders may be parts without classes, or hold the classes of a client each."""
+    for root in roots:
+        entries = [entry.name for entry in subfolders(root)]
+        if entries and parts_of(root) == [root] and all(map(part_kind, entries)):
+            raise DataError(
+                f"{str(root)!r} has the folders {_listed(entries)}, which are parts of a data set "
+                "and hold images without a class: sort the images of each part into a folder for "
+                f"each class, such as {entries[0]}/cat"
+            )
+    within = {name: set[str]() for name in names.values()}
+    for folder, name in names.items():
+        within[name] |= {entry.name.casefold() for entry in subfolders(folder)}
+    counts = Counter(entry for entries in within.values() for entry in entries)
+    shared = sorted(entry for entry, count in counts.items() if count > 1)
+    all_share = all(entries & set(shared) for entries in within.values())
+    if not all_share or all(map(part_kind, shared)) or any(map(_has_images, names)):
+        return
+    outer = sorted(within)
+    seen = f"{str(path)!r} has the folders {_listed(outer)}, which share the folders"
+    if len(outer) == classes:
+        log(WARNING, "%s %s; the former are read as classes", seen, _listed(shared))
+        return
+    first = next(iter(names))
+    raise DataError(
+        f"{seen} {_listed(shared)}: if each of the former is a client, set dataset to "
+        f"{CLIENTS}{first.parent}; for one of them, to {FOLDER}{first}; if they are the classes, "
+        f"set num-classes to {len(outer)}"
+    )
+
+
+def _has_images(folder: Path) -> bool:
+    return any(map(_is_image, folder.iterdir()))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return some names in one line."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str, int]:
@@ -121,17 +248,42 @@ def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str
     )
 
 
+def _require_images(folder: Path, files: Sequence[Path], others: Counter[str]) -> None:
+    """Refuse a class folder with files of other kinds alone: its class would vanish."""
+    if others and not files:
+        raise DataError(
+            f"the class folder {str(folder)!r} has no image that is read, but "
+            f"{' and '.join(_counted(others))}; read are {', '.join(SUFFIXES)}: convert the files, "
+            "or remove the folder"
+        )
+
+
+def _counted(suffixes: Counter[str]) -> list[str]:
+    return [f"{count} {suffix}" for suffix, count in sorted(suffixes.items())]
+
+
 def image_files(folder: Path) -> list[Path]:
     """Return the files with the suffix of an image, except hidden ones.
 
     Links to folders are not followed, since a public folder could lead to the private images. A
     warning names the first of them.
     """
-    suffixes = {suffix for known in IMAGE_FORMATS.values() for suffix in known}
+    return _files_in(folder)[0]
+
+
+def _files_in(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """Return the image files below a folder, and the numbers of other files by suffix."""
     shown = sorted(path for path in folder.rglob("*") if not _is_hidden(path.relative_to(folder)))
     if linked := [path for path in shown if path.is_symlink() and path.is_dir()]:
         log(WARNING, "%s: links to folders are not followed, such as %s", folder, linked[0])
-    return [path for path in shown if path.suffix.lower() in suffixes and not path.is_dir()]
+    others = [path for path in shown if not (path.is_dir() or _is_image(path))]
+    suffixes = Counter(path.suffix.lower() or "without a suffix" for path in others)
+    return [path for path in shown if _is_image(path)], suffixes
+
+
+def _is_image(path: Path) -> bool:
+    is_named = path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    return is_named and not path.is_dir()
 
 
 def _is_hidden(file: Path) -> bool:

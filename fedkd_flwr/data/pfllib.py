@@ -20,12 +20,10 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkd_flwr.data.client_folders import Owners
 from fedkd_flwr.data.custom_data import as_data_set
 from fedkd_flwr.data.registry import PFLLIB, DataError, reads_data
 from fedkd_flwr.data.storage import PARTS
-
-Indices = NDArray[np.int64]
-"""Positions of samples in a data set."""
 
 LARGEST, RATIO = 2**26, 100
 """A file of more bytes unpacked has at most this many times its size on the disk."""
@@ -44,16 +42,13 @@ class ClientFiles:
         Shape (n, ...), as `fedkd_flwr.data.custom_data.as_data_set` returns them.
     labels : Tensor
         Shape (n,), int64.
-    clients : ndarray
-        Shape (n,), the client of each sample: 0 for that of the file with the lowest number.
-    is_test : ndarray
-        Shape (n,), whether a sample comes from a test file.
+    owners : Owners
+        The client of each sample: 0 for that of the file with the lowest number.
     """
 
     samples: Tensor
     labels: Tensor
-    clients: Indices
-    is_test: NDArray[np.bool_]
+    owners: Owners
 
 
 @reads_data
@@ -76,43 +71,11 @@ def client_files(name: str) -> ClientFiles:
     if len(shapes) > 1:
         raise DataError(f"{str(root)!r} has samples of several shapes: {sorted(shapes)}")
     joined = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    samples, labels = as_data_set(name, tuple(joined))
+    samples, labels, _ = as_data_set(name, tuple(joined))
     order = np.arange(len(train))
     clients = np.repeat(np.concatenate([order, order]), sizes)
     is_test = np.repeat([False, True], [sum(sizes[: len(train)]), sum(sizes[len(train) :])])
-    return ClientFiles(samples, labels, clients, is_test)
-
-
-def test_positions(dataset: str) -> Indices:
-    """Return the positions of the samples that are test samples whatever ``client-split`` says."""
-    if not dataset.startswith(PFLLIB):
-        return np.empty(0, dtype=np.int64)
-    return np.flatnonzero(client_files(dataset).is_test)
-
-
-def num_clients_in(dataset: str) -> int:
-    """Return the number of clients with files.
-
-    Raises `DataError` if the data set is no such folder.
-    """
-    if not dataset.startswith(PFLLIB):
-        raise DataError(f"partition = by-file needs dataset = {PFLLIB}PATH")
-    return int(client_files(dataset).clients.max()) + 1
-
-
-def split_by_file(dataset: str, private: Indices, num_clients: int) -> list[Indices]:
-    """Return the samples of the first clients, as positions in `private`.
-
-    Raises `DataError` if the data set is no such folder, or has fewer clients.
-    """
-    number = num_clients_in(dataset)
-    clients = client_files(dataset).clients
-    if num_clients > number:
-        raise DataError(
-            f"{dataset} has {number} clients, too few for {num_clients}; set num-clients "
-            f"to at most {number}, or 0 for all"
-        )
-    return [np.flatnonzero(clients[private] == client) for client in range(num_clients)]
+    return ClientFiles(samples, labels, Owners(clients, is_test))
 
 
 def _files_by_number(folder: Path) -> list[Path]:

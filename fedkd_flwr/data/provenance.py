@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkd_flwr.data.by_file import names_of_clients
 from fedkd_flwr.data.clients import client_indices, images_of
 from fedkd_flwr.data.custom_data import content_digest
-from fedkd_flwr.data.registry import BY_COLUMN, DATASETS, HELD_OUT, NO_PUBLIC_SET
+from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE, DATASETS, HELD_OUT, NO_PUBLIC_SET
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.data.sources import load_images
 
@@ -48,12 +49,15 @@ def data_digests(plan: DataPlan) -> dict[str, str]:
 def split_record(plan: DataPlan) -> list[dict[str, Any]]:
     """Return a line for each client: how many samples it holds, and a digest of which.
 
-    With a split by a column also the values of the column that the client has.
+    With a split by a column or by files also the values, or the folder or file, of the client.
     """
     rows = [
         {"partition_id": n, "samples": len(indices), "sha256": _digest_of_indices([indices])}
         for n, indices in enumerate(client_indices(plan))
     ]
+    if plan.settings.partition == BY_FILE:
+        names = names_of_clients(plan.settings)
+        return [{**row, "values": [name]} for row, name in zip(rows, names, strict=False)] or rows
     if plan.settings.partition != BY_COLUMN:
         return rows
     # Deferred: Arrow is loaded for tables alone.

@@ -79,10 +79,11 @@ def number_in_common(public: Tensor, own: Tensor) -> int:
 
     Shapes (pool, ...) and (n, ...), of one type, on any device.
     """
-    known = set(_digests(public))
-    return sum(digest in known for digest in _digests(own)) if known else 0
+    known = set(digests_of(public))
+    return sum(digest in known for digest in digests_of(own)) if known else 0
 
 
-def _digests(samples: Tensor) -> Iterator[bytes]:
+def digests_of(samples: Tensor) -> Iterator[bytes]:
+    """Return a digest of the content of each sample, by which copies are found."""
     for sample in samples.cpu().numpy():
         yield hashlib.blake2b(np.ascontiguousarray(sample).data, digest_size=16).digest()

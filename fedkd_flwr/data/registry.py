@@ -43,7 +43,7 @@ class Source:
     image_column, label_column : str
         Columns of the images and of their classes.
     shape : tuple of int
-        Channels, height and width; empty where the first image tells.
+        Channels, height and width; empty where the images tell.
     classes : int
         K, the number of classes; 0 where the labels tell.
     """
@@ -82,7 +82,8 @@ BY_COLUMN = "by-column"
 """The split by the values of a column, ``client-column``; see `fedkd_flwr.data.by_column`."""
 
 BY_FILE = "by-file"
-"""The split of ``pfllib:PATH``, a client for each file; see `fedkd_flwr.data.pfllib`."""
+"""The split of ``clients:PATH`` and ``pfllib:PATH``, a client for each folder or file; see
+`fedkd_flwr.data.by_file`."""
 
 
 HUB = "hf:"
@@ -93,6 +94,15 @@ FOLDER = "folder:"
 
 PFLLIB = "pfllib:"
 """Prefix of the names of folders with files of each client, as PFLlib and HtFLlib write them."""
+
+CLIENTS = "clients:"
+"""Prefix of the names of folders with a folder or a file of each client."""
+
+OF_CLIENTS = (CLIENTS, PFLLIB)
+"""Prefixes of data whose files tell which client has a sample."""
+
+ON_DISK = (FOLDER, *OF_CLIENTS)
+"""Prefixes of data on this machine."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
@@ -106,11 +116,15 @@ class DataFormat:
     image_column, label_column : str
         Columns of images and classes where the data has them; empty to find them.
     shape : tuple of int
-        Shape that images are brought to; empty for that of the first.
+        Shape that images are brought to; empty for their median height and width.
     classes : int
         K; 0 to find it in the labels.
     labeled : bool
         Whether classes are needed; public data needs none.
+    feature_columns : tuple of str
+        Columns of numbers that make a sample; empty for all of a table without images.
+    client_column : str
+        Column that names clients, and so is none of the former.
     """
 
     image_column: str = ""
@@ -118,21 +132,23 @@ class DataFormat:
     shape: Shape = ()
     classes: int = 0
     labeled: bool = True
+    feature_columns: tuple[str, ...] = ()
+    client_column: str = ""
 
 
 def dataset_name(name: str) -> str:
     """Return a data set's name, with the absolute path of a folder.
 
     Raises `NoneOfTheAllowedError` if it is neither of `DATASETS`, nor ``hf:ORG/NAME``,
-    ``folder:PATH``, ``pfllib:PATH`` or ``module:object``.
+    ``folder:PATH``, ``clients:PATH``, ``pfllib:PATH`` or ``module:object``.
     """
-    for prefix in (FOLDER, PFLLIB):
+    for prefix in ON_DISK:
         if name.startswith(prefix) and name != prefix:
             return f"{prefix}{Path(name.removeprefix(prefix)).expanduser().absolute()}"
     is_of_hub = name.startswith(HUB) and _HUB_ID.fullmatch(name.removeprefix(HUB))
     if name in DATASETS or is_of_hub or is_function(name):
         return name
-    own = "or your own as hf:ORG/NAME, folder:PATH, pfllib:PATH or module:object"
+    own = "or your own as hf:ORG/NAME, folder:PATH, clients:PATH, pfllib:PATH or module:object"
     raise NoneOfTheAllowedError([*DATASETS, own], name)
 
 
@@ -146,12 +162,12 @@ def partition_name(name: str) -> str:
 
 def is_function(name: str) -> bool:
     """Return whether a name is that of a function which returns the data."""
-    return is_custom(name) and not name.startswith((HUB, FOLDER, PFLLIB))
+    return is_custom(name) and not name.startswith((HUB, *ON_DISK))
 
 
 def path_of(name: str) -> Path | None:
     """Return the folder that a data set's name contains, if it does."""
-    for prefix in (FOLDER, PFLLIB):
+    for prefix in ON_DISK:
         if name.startswith(prefix):
             return Path(name.removeprefix(prefix)).expanduser()
     return None
@@ -201,9 +217,9 @@ def reads_data(function: CachedFunction) -> CachedFunction:
 def forget_changed_folders(*names: str) -> None:
     """Forget all data that were read if one of these data sets has changed since the last call.
 
-    Only ``folder:PATH`` and ``pfllib:PATH`` count.
+    Only data on this machine count, such as ``folder:PATH``.
     """
-    folders = [Path(name.partition(":")[2]) for name in names if name.startswith((FOLDER, PFLLIB))]
+    folders = [Path(name.partition(":")[2]) for name in names if name.startswith(ON_DISK)]
     now = {folder.resolve(): _signature(folder) for folder in folders}
     if any(_SIGNATURES.get(folder, signature) != signature for folder, signature in now.items()):
         forget_data()

@@ -1,13 +1,16 @@
 """How samples become the numbers that a model sees: ``input-scaling``.
 
-Statistics of `Standardized` are those of the whole data set, before it is split. Sums of pixels
-are whole numbers below 2**53, and so exact in float64: every machine gets the same statistics,
-and nodes find the hashes of their public sets equal.
+Statistics of ``per-pixel`` and ``per-channel`` are those of the whole data set, before it is split.
+Sums of pixels are whole numbers below 2**53, and so exact in float64: every machine gets the same
+statistics, and nodes find the hashes of their public sets equal. Those of ``auto`` are of training
+samples, see `fedkd_flwr.data.clients.scaling_of_plan`.
 """
 
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +18,15 @@ import torch
 from torch import Tensor
 
 from fedkd_flwr.data.decoding import to_float
-from fedkd_flwr.data.registry import SYMMETRIC, DataFormat, reads_data
-from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.data.registry import SYMMETRIC, DataError, DataFormat, reads_data
+from fedkd_flwr.data.settings import AUTO, DataSettings
 from fedkd_flwr.data.sources import load_images
 
 LEAST_DIVISOR = 0.001
 """Added to a standard deviation, so that a pixel that is always black does not divide by 0."""
+
+LARGEST_RATIO, LARGEST_VALUE = 100, 50
+"""Networks hardly train where standard deviations differ more, or values are larger."""
 
 
 class Scaling(Protocol):
@@ -47,7 +53,7 @@ class Symmetric:
 
 @dataclass(frozen=True, eq=False)
 class Standardized:
-    """`per-pixel` and `per-channel`: samples minus their mean, over their standard deviation.
+    """Samples minus their mean, over their standard deviation and what is added to it.
 
     Pixels are numbers from 0 to 255, as pFedMe (Dinh et al., NeurIPS 2020) prepares MNIST. Both are
     float32, of a shape that broadcasts to that of a sample.
@@ -55,15 +61,17 @@ class Standardized:
 
     mean: Tensor
     deviation: Tensor
+    added: float = LEAST_DIVISOR
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """Subtract the mean, and divide by the deviation plus `LEAST_DIVISOR`."""
-        return (samples.to(torch.float32) - self.mean) / (self.deviation + LEAST_DIVISOR)
+        """Subtract the mean, and divide by the deviation plus `added`."""
+        return (samples.to(torch.float32) - self.mean) / (self.deviation + self.added)
 
     def described(self) -> dict[str, Any]:
         """Return the formula and its numbers, which float32 keeps in decimals."""
         return {
-            "scale": f"(0..255 - mean) / (deviation + {LEAST_DIVISOR}), float32",
+            "scale": f"(x - mean) / (deviation + {self.added}), float32; pixels x from 0 to 255",
+            "added": self.added,
             "mean": self.mean.tolist(),
             "deviation": self.deviation.tolist(),
         }
@@ -85,6 +93,37 @@ def standardized_per_channel(samples: Tensor) -> Standardized:
     return _standardized(samples, axes=tuple(range(1, samples.dim() - 1)))
 
 
+def standardized_by_column(samples: Tensor) -> Standardized:
+    """Take mean and deviation of each column, or channel, without missing values.
+
+    Samples (n, columns) or (n, channels, ...) are floating-point. A column that does not vary is
+    not divided.
+    """
+    from sklearn.preprocessing import StandardScaler  # deferred: images do without
+
+    columns = samples.shape[1]
+    found = StandardScaler().fit(samples.movedim(1, -1).reshape(-1, columns).double().numpy())
+    shape = (columns, *[1] * (samples.dim() - 2))
+    mean, deviation = (
+        torch.from_numpy(values).float().view(shape) for values in (found.mean_, found.scale_)
+    )
+    return Standardized(mean, deviation, added=0.0)
+
+
+def unscaled(samples: Tensor) -> str:
+    """Return why networks hardly train on floating-point samples as they are; empty if they do."""
+    columns = samples.movedim(1, -1).reshape(-1, samples.shape[1]).numpy()
+    deviations = np.nanstd(columns, axis=0, dtype=np.float64)
+    varying = deviations[deviations > 0]
+    ratio = varying.max() / varying.min() if len(varying) else 1.0
+    largest = np.abs(np.nan_to_num(columns)).max()
+    if ratio < LARGEST_RATIO and largest <= LARGEST_VALUE:
+        return ""
+    return (
+        f"spreads of columns differ by a factor of {ratio:.3g}, and values go up to {largest:.3g}"
+    )
+
+
 def _standardized(samples: Tensor, axes: tuple[int, ...]) -> Standardized:
     """Take the statistics over all samples and some axes of a sample."""
     values = samples.numpy()
@@ -103,11 +142,11 @@ STANDARDIZED = {"per-pixel": standardized_per_pixel, "per-channel": standardized
 
 
 def scaling_of(settings: DataSettings) -> Scaling:
-    """Return how the samples of a run are scaled, private and public ones alike.
+    """Return how the samples of a run are scaled, private and public ones alike; not by ``auto``.
 
     Raises `DataError` if the data set, whose statistics may be needed, cannot be loaded.
     """
-    if settings.input_scaling == SYMMETRIC:
+    if settings.input_scaling in (SYMMETRIC, AUTO):
         return Symmetric()
     return _of_dataset(
         settings.input_scaling, settings.dataset, settings.data_root, settings.data_format
@@ -122,6 +161,24 @@ def _of_dataset(
     return STANDARDIZED[input_scaling](load_images(name, data_root, data_format).images)
 
 
+def statistics_in(path: str, columns: int) -> Standardized:
+    """Return the scaling in a file of JSON: ``mean`` and ``deviation`` of each column, or a card.
+
+    Raises `DataError` if there is no such file, or it has another number of columns.
+    """
+    try:
+        content = json.loads(Path(path).expanduser().read_text())
+        described = {"added": 0.0, **content.get("preprocessing", content)}
+        found = scaling_from(described)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"input-statistics cannot be read: {error}") from error
+    if not isinstance(found, Standardized) or len(found.mean) != columns:
+        raise DataError(
+            f"input-statistics needs the lists mean and deviation, each of {columns} numbers"
+        )
+    return found
+
+
 def scaling_from(description: Mapping[str, Any]) -> Scaling:
     """Return the scaling that a model's card describes; `Symmetric` where it has no statistics.
 
@@ -130,4 +187,4 @@ def scaling_from(description: Mapping[str, Any]) -> Scaling:
     if "mean" not in description:
         return Symmetric()
     mean, deviation = (torch.tensor(description[name]) for name in ("mean", "deviation"))
-    return Standardized(mean, deviation)
+    return Standardized(mean, deviation, description.get("added", LEAST_DIVISOR))

@@ -14,7 +14,8 @@ from fedkd_flwr.data.registry import (
     HELD_OUT,
     MOST_CLASSES,
     NO_PUBLIC_SET,
-    PFLLIB,
+    OF_CLIENTS,
+    SYMMETRIC,
     DataError,
     DataFormat,
     Shape,
@@ -27,9 +28,16 @@ from strategies.core.settings_groups import (
     DEFAULT_ON_NODES,
     NO_EFFECT_ON_RESULTS,
     SettingsGroup,
+    Words,
     fitting,
     kebab_case,
 )
+
+AUTO = "auto"
+"""The value of settings that depend on the data set."""
+
+BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
+"""What ``client-split = auto`` stands for, with a built-in data set and with own data."""
 
 
 class DataSettings(SettingsGroup):
@@ -39,27 +47,34 @@ class DataSettings(SettingsGroup):
     ----------
     dataset : str
         The private data set: a built-in name, or custom data as ``hf:ORG/NAME``,
-        ``folder:PATH``, ``pfllib:PATH`` or ``module:object``.
+        ``folder:PATH``, ``clients:PATH`` with a folder or file of each client, ``pfllib:PATH`` or
+        ``module:object``.
     configured_classes : int
         Number of classes of custom data; 0 for the largest label plus one.
     image_column : str
         Column of the images in custom data; empty to find it.
     label_column : str
-        Column of the labels in custom data; empty to find it.
+        Column of the labels in custom data, whole numbers or words; empty to find it.
+    feature_columns : tuple of str
+        Columns of numbers that make a sample, in this order; empty for all columns of numbers in
+        a table without images.
     configured_shape : str
-        Shape of a sample of custom data, such as ``3,32,32``; empty for that of the first
-        sample.
+        Shape of a sample of custom data, such as ``3,32,32``, to which images are resized; empty
+        to find it, which for images of several sizes is their median.
     data_root : str
         Folder with Parquet data sets by hub id; empty for the Hugging Face hub.
     input_scaling : str
-        How samples are scaled: ``symmetric`` brings images to -1..1 and leaves floating-point
-        data as they are; ``per-pixel`` and ``per-channel`` subtract the mean of each pixel or
-        channel of the data set and divide by its standard deviation.
+        How samples are scaled. ``symmetric`` brings images to -1..1 and leaves all other numbers
+        as they are; ``per-pixel`` and ``per-channel`` subtract the mean of each pixel or channel
+        of the data set and divide by its standard deviation. ``auto`` is ``symmetric`` for images
+        and ``pfllib:PATH``; of all other data each column, or channel, is standardized by the
+        training samples of all clients. Nodes with their own tables take the public set instead,
+        or their ``input-statistics``.
     max_samples : int
         Maximum number of samples of the data set, drawn from all classes alike; 0 for all.
     partition : str
         How samples are split over clients: a built-in split, ``by-column``, ``by-file`` (with
-        ``pfllib:PATH``), or a custom function as ``module:object``.
+        ``clients:PATH`` and ``pfllib:PATH``), or a custom function as ``module:object``.
     client_column : str
         Column of the data set whose values tell which client has a row, such as ``writer``. It
         sets `partition` to ``by-column``; ``num-clients = 0`` then makes a client of each value.
@@ -85,8 +100,8 @@ class DataSettings(SettingsGroup):
     client_split : str
         Percentages train/validation/test inside each client, such as ``70/10/20``; with
         alternatives, of which each client gets one at random, as in ``10|30|40/10/50``. What is
-        missing to 100 is not used. The default has few training images, as benchmarks need them:
-        set another for your own data.
+        missing to 100 is not used. ``auto`` is ``70/10/20`` for own data, and ``12/0/88`` for
+        built-in data sets, which as benchmarks need few training images.
     evaluated_split : str
         The split that results are measured on: ``test``, or ``validation`` where a run must not
         read test data, as in a search for settings.
@@ -99,6 +114,7 @@ class DataSettings(SettingsGroup):
     dataset: Annotated[str, ANY_ON_NODES] = "digits"
     image_column: Annotated[str, DEFAULT_ON_NODES] = ""
     label_column: Annotated[str, DEFAULT_ON_NODES] = ""
+    feature_columns: Annotated[Words, DEFAULT_ON_NODES] = ()
     configured_classes: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0, le=MOST_CLASSES)
     configured_shape: Annotated[
         str,
@@ -106,9 +122,9 @@ class DataSettings(SettingsGroup):
         ANY_ON_NODES,
     ] = ""
     data_root: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
-    input_scaling: Annotated[Literal["symmetric", "per-pixel", "per-channel"], DEFAULT_ON_NODES] = (
-        "symmetric"
-    )
+    input_scaling: Annotated[
+        Literal["auto", "symmetric", "per-pixel", "per-channel"], ANY_ON_NODES
+    ] = "auto"
     max_samples: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
     partition: Annotated[str, ANY_ON_NODES] = "k-classes-grouped"
     client_column: Annotated[str, DEFAULT_ON_NODES] = ""
@@ -119,10 +135,31 @@ class DataSettings(SettingsGroup):
     groups: Annotated[int, ANY_ON_NODES] = Field(default=2, ge=1)
     samples_per_class: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
     minimum_size: Annotated[int, ANY_ON_NODES] = Field(default=20, ge=1)
-    client_split: Annotated[str, ANY_ON_NODES] = "12/0/88"
+    client_split: Annotated[str, ANY_ON_NODES] = AUTO
     evaluated_split: Annotated[Literal["test", "validation"], ANY_ON_NODES] = "test"
     public_dataset: Annotated[str, ANY_ON_NODES] = HELD_OUT
     held_out_size: Annotated[int, ANY_ON_NODES] = Field(default=200, ge=0)
+
+    def resolved(self) -> "DataSettings":
+        """Return the settings with those filled in that ``auto`` leaves to a built-in data set."""
+        if self.dataset not in DATASETS:
+            return self
+        update = {"client_split": self.split}
+        if self.input_scaling == AUTO:
+            update["input_scaling"] = SYMMETRIC
+        return self.model_copy(update=update)
+
+    @property
+    def is_described(self) -> bool:
+        """Whether shape and classes are set: nodes with their own data read no `dataset` then."""
+        return bool(self.configured_shape and self.configured_classes)
+
+    @property
+    def split(self) -> str:
+        """`client_split` in percent, whatever ``auto`` stands for."""
+        if self.client_split != AUTO:
+            return self.client_split
+        return BENCHMARK_SPLIT if self.dataset in DATASETS else OWN_SPLIT
 
     @field_validator("dataset")
     @classmethod
@@ -142,7 +179,7 @@ class DataSettings(SettingsGroup):
             values.get("client_column") or values.get(kebab_case("client_column"))
         ):
             return {**values, "partition": BY_COLUMN}
-        if isinstance(values, dict) and str(values.get("dataset", "")).startswith(PFLLIB):
+        if isinstance(values, dict) and str(values.get("dataset", "")).startswith(OF_CLIENTS):
             return {**values, "partition": BY_FILE}
         return values
 
@@ -185,14 +222,26 @@ class DataSettings(SettingsGroup):
         """The format of custom private data, as the config describes it."""
         sides = [int(side) for side in self.configured_shape.split(",") if side]
         return DataFormat(
-            self.image_column, self.label_column, tuple(sides), self.configured_classes
+            self.image_column,
+            self.label_column,
+            tuple(sides),
+            self.configured_classes,
+            feature_columns=self.feature_columns,
+            client_column=self.client_column,
         )
 
     @property
     def public_data_format(self) -> DataFormat:
-        """The format of custom public data; images get the private shape."""
+        """The format of custom public data: images get the private shape, tables the columns."""
         shape = self.image_shape if len(self.image_shape) == 3 else ()
-        return replace(self.data_format, shape=shape, classes=0, labeled=False)
+        columns = self.feature_columns
+        if not (columns or self.configured_shape or self.dataset in DATASETS):
+            from fedkd_flwr.data.sources import load_images  # deferred: it loads PyTorch
+
+            columns = load_images(self.dataset, self.data_root, self.data_format).columns
+        return replace(
+            self.data_format, shape=shape, classes=0, labeled=False, feature_columns=columns
+        )
 
     def check_custom_data(self, shape: Shape, classes: int) -> None:
         """Refuse custom data that contradict ``image-shape`` or ``num-classes``.
@@ -223,12 +272,16 @@ class DataSettings(SettingsGroup):
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Everything that the data of a run depend on; equal plans share one decoded copy."""
+    """Everything that the data of a run depend on; equal plans share one decoded copy.
+
+    `reads_dataset` is False on nodes with their own data that a run config describes.
+    """
 
     settings: DataSettings
     num_clients: int
     seed: int = 0
     device: str = "cpu"
+    reads_dataset: bool = True
     _partition: object = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -237,3 +290,9 @@ class DataPlan:
         if is_of_this_process(self.settings.partition):
             with suppress(CustomObjectError):  # reported when the samples are split
                 object.__setattr__(self, "_partition", find_custom(self.settings.partition))
+
+    def at_node(self, data_path: str) -> "DataPlan":
+        """Return the plan as a node reads it; `data_path` is its own data, if it has some."""
+        settings = self.settings
+        is_mere_name = data_path and settings.is_described and settings.public_dataset != HELD_OUT
+        return replace(self, reads_dataset=False) if is_mere_name else self

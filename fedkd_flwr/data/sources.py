@@ -6,10 +6,11 @@ clients and then into train and test inside each client.
 
 import functools
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import distribution, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,15 +19,26 @@ from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
+from fedkd_flwr.data.client_folders import (
+    ARRAYS,
+    MOST_NAMED,
+    Owners,
+    files_of_clients,
+    owners_of_files,
+    places_of_clients,
+    read_arrays,
+)
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
-from fedkd_flwr.data.custom_data import call_for_data
-from fedkd_flwr.data.decoding import convert_images, decode_images
-from fedkd_flwr.data.folders import folders_and_paths, read_image_folder, tables_at
+from fedkd_flwr.data.custom_data import as_data_set, call_for_data
+from fedkd_flwr.data.decoding import DecodedImages, Levels, convert_images, decode_images
+from fedkd_flwr.data.folders import find_images, tables_at
 from fedkd_flwr.data.pfllib import client_files
 from fedkd_flwr.data.registry import (
+    CLIENTS,
     FOLDER,
     HUB,
     MOST_CLASSES,
+    ON_DISK,
     PFLLIB,
     DataError,
     DataFormat,
@@ -36,13 +48,16 @@ from fedkd_flwr.data.registry import (
     is_function,
     reads_data,
 )
-from fedkd_flwr.data.storage import digest_of, fingerprint
+from fedkd_flwr.data.storage import TEST, TRAIN, digest_of, fingerprint, part_kind, parts_of
 from fedkd_flwr.files import plain_name
+
+if TYPE_CHECKING:
+    from fedkd_flwr.data.number_tables import NumberTable
 
 ANY = DataFormat()
 """The config says nothing about the data."""
 
-DECODING = 2
+DECODING = 3
 """Increase this when decoding changes, so that older files of the cache are not used."""
 
 
@@ -52,11 +67,32 @@ class ImageSet:
 
     Images (n, channels, height, width) are uint8; own data may be float32 of any shape. Labels (n,)
     are int64, from 0 to `classes` - 1.
+
+    Attributes
+    ----------
+    levels : Levels
+        How images of 16 bits and transparent ones were read.
+    said : str
+        What was read, what was left out, and how images were changed; in one line.
+    warning : str
+        What is suspicious about the images; empty if nothing is.
+    owners : Owners
+        Which client has a sample, where files tell.
+    clients : ndarray
+        Shape (n,), the clients that own arrays name, if they do.
+    columns : tuple of str
+        Those of a table of numbers.
     """
 
     images: Tensor
     labels: Tensor
     classes: int
+    clients: NDArray[np.generic] | None = None
+    levels: Levels = field(default=Levels(), kw_only=True)
+    said: str = field(default="", kw_only=True)
+    warning: str = field(default="", kw_only=True)
+    owners: Owners | None = field(default=None, kw_only=True)
+    columns: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 def load_labels(name: str, data_root: str = "", data_format: DataFormat = ANY) -> NDArray[np.int64]:
@@ -81,14 +117,18 @@ def load_images(name: str, data_root: str = "", data_format: DataFormat = ANY) -
 
 def _concerning(name: str, data_format: DataFormat) -> DataFormat:
     """Return the settings that a data set reads, so that others do not load it again."""
-    return data_format if name.startswith((HUB, FOLDER)) else ANY
+    return data_format if name.startswith((HUB, FOLDER, CLIENTS)) else ANY
 
 
 # The caches sit behind the public functions, so that a keyword argument is no other key.
 @reads_data
 @functools.cache
 def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
-    if is_function(name) or name.startswith((FOLDER, PFLLIB)):
+    if (
+        is_function(name)
+        or name.startswith(ON_DISK)
+        or _is_table_of_hub(name, data_root, data_format)
+    ):
         return load_images(name, data_root, data_format).labels.numpy()
     source = _source(name, data_root, data_format)
     labels = _read_labels(name, data_root, data_format) if source.hub_id else bundled_digits()[1]
@@ -103,14 +143,13 @@ def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):
         return find_source(name)
-    from fedkd_flwr.data.tables import LABELS, find_column, image_column, schema_of
+    from fedkd_flwr.data.tables import find_label, image_column, schema_of
 
     hub_id = name.removeprefix(HUB)
     schema = schema_of(hub_id, data_root)
     images = image_column(schema, data_format, name)
-    label_column = (
-        find_column(schema, LABELS, data_format.label_column, name) if data_format.labeled else ""
-    )
+    is_labeled = data_format.labeled
+    label_column = find_label(schema, data_format, name, is_image=True) if is_labeled else ""
     return Source(hub_id, images, label_column, data_format.shape, data_format.classes)
 
 
@@ -120,14 +159,15 @@ def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
     if kept is not None:
         return kept.numpy()
     # Deferred: digits need no Arrow, nor does what was decoded before.
-    from fedkd_flwr.data.tables import read_column, whole_numbers
+    from fedkd_flwr.data.tables import numbered, read_column
 
     source = _source(name, data_root, data_format)
     if not source.label_column:
         parts = read_column(source.hub_id, source.image_column, data_root)
         return np.zeros(sum(map(len, parts)), dtype=np.int64)
     parts = read_column(source.hub_id, source.label_column, data_root)
-    return np.concatenate([whole_numbers(part) for part in parts])
+    owner = f"{name}, label-column {source.label_column!r}"
+    return numbered(parts, [[]] * len(parts), source.classes, owner)[0]
 
 
 @reads_data
@@ -135,25 +175,98 @@ def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
 def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet:
     if name.startswith(FOLDER):
         return _load_folder(Path(name.removeprefix(FOLDER)), data_format)
+    if name.startswith(CLIENTS):
+        return _load_clients(Path(name.removeprefix(CLIENTS)), data_format)
     if name.startswith(PFLLIB):
         files = client_files(name)
-        return ImageSet(files.samples, files.labels, int(files.labels.max()) + 1)
+        classes = int(files.labels.max()) + 1
+        return ImageSet(files.samples, files.labels, classes, owners=files.owners)
     if is_function(name):
-        samples, classes_of = call_for_data(name)
-        return ImageSet(samples, classes_of, int(classes_of.max()) + 1)
+        own = call_for_data(name)
+        return ImageSet(own.samples, own.labels, int(own.labels.max()) + 1, own.clients)
+    if _is_table_of_hub(name, data_root, data_format):
+        from fedkd_flwr.data.number_tables import numbers_in
+        from fedkd_flwr.data.tables import tables_of
+
+        found = numbers_in(tables_of(name.removeprefix(HUB), data_root), data_format, name)
+        return _of_numbers(found, data_format, name)
     source = _source(name, data_root, data_format)
     labels = torch.tensor(load_labels(name, data_root, data_format))
-    if source.hub_id:
-        images = _read_images(name, data_root, data_format, labels)
-    else:
-        images = convert_images(bundled_digits()[0], source.shape)
-    return ImageSet(images, labels, source.classes or int(labels.max()) + 1)
+    classes = source.classes or int(labels.max()) + 1
+    if not source.hub_id:
+        return ImageSet(convert_images(bundled_digits()[0], source.shape), labels, classes)
+    decoded = _read_images(name, data_root, data_format, labels)
+    return _as_said(name, decoded, labels, classes, _Files())
 
 
 def _load_folder(path: Path, data_format: DataFormat) -> ImageSet:
     if not path.exists():
         raise DataError(f"there is no folder {str(path)!r}")
-    return _load_files(path, _encoded_at(path, data_format), data_format)
+    if table := _read_numbers(tables_at(path), path, data_format):
+        return _of_numbers(table, data_format, repr(str(path)))
+    return _load_files(path, _encoded_at(path, [path], data_format), data_format)
+
+
+def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
+    """Return the samples of all clients' folders or files."""
+    places = places_of_clients(path)
+    files = files_of_clients(places)
+    if files and files[0][0].suffix.lower() in ARRAYS:
+        return _load_arrays(path, places, files)
+    if table := _read_numbers([file for own in files for file in own], path, data_format):
+        read = _of_numbers(table, data_format, repr(str(path)))
+        owners = owners_of_files(places, files, table.sizes)
+    else:
+        found = _encoded_at(path, places, data_format, tables=files)
+        read = _load_files(path, found, data_format)
+        is_test = np.array([part == TEST for part in found.parts])
+        owners = Owners(np.array(found.clients), is_test, tuple(place.name for place in places))
+    return replace(read, owners=owners, said=f"{read.said}; {owners.described()}")
+
+
+def _load_arrays(path: Path, places: list[Path], files: list[list[Path]]) -> ImageSet:
+    """Return the samples in NumPy files of all clients."""
+    pairs = [read_arrays(file) for own in files for file in own]
+    shapes = sorted({samples.shape[1:] for samples, _ in pairs})
+    if len(shapes) > 1:
+        raise DataError(f"{str(path)!r} has samples of several shapes: {shapes}")
+    joined = tuple(np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    samples, labels, _ = as_data_set(repr(str(path)), joined)
+    owners = owners_of_files(places, files, [len(labels) for _, labels in pairs])
+    classes = int(labels.max()) + 1
+    said = f"{path}: {len(labels)} samples {shapes[0]} of {classes} classes; {owners.described()}"
+    return ImageSet(samples, labels, classes, owners=owners, said=said)
+
+
+def _is_table_of_hub(name: str, data_root: str, data_format: DataFormat) -> bool:
+    if not name.startswith(HUB):
+        return False
+    from fedkd_flwr.data.number_tables import holds_numbers
+    from fedkd_flwr.data.tables import schema_of
+
+    return holds_numbers(schema_of(name.removeprefix(HUB), data_root), data_format)
+
+
+def _read_numbers(
+    places: list[Path], path: Path, data_format: DataFormat, grouping: Grouping = UNGROUPED
+) -> "NumberTable | None":
+    """Return the rows of tables of numbers; None where there are none."""
+    if not places:
+        return None
+    # Deferred, as above.
+    from fedkd_flwr.data.number_tables import holds_numbers, read_numbers
+    from fedkd_flwr.data.tables import read_table
+
+    if not holds_numbers(read_table(places[0]).schema, data_format):
+        return None
+    return read_numbers(places, data_format, str(path), grouping)
+
+
+def _of_numbers(table: "NumberTable", data_format: DataFormat, owner: str) -> ImageSet:
+    _require_classes(table.labels, data_format.classes, owner)
+    classes = data_format.classes or int(table.labels.max()) + 1
+    labels = torch.from_numpy(table.labels)
+    return ImageSet(table.samples, labels, classes, columns=table.columns, said=table.said)
 
 
 def _load_files(path: Path, files: "_Files", data_format: DataFormat) -> ImageSet:
@@ -163,14 +276,39 @@ def _load_files(path: Path, files: "_Files", data_format: DataFormat) -> ImageSe
     # The digest takes time, and is needed only if the cache is on.
     shape, encoded = data_format.shape, files.encoded
     kept_at = cache_folder() and _named_by_content(path.name, (digest_of(encoded), shape))
-    images = _decoded(kept_at, labels, lambda: decode_images(encoded, shape, files.names))
-    return ImageSet(images, labels, data_format.classes or int(labels.max()) + 1)
+    decoded = _decoded(kept_at, labels, lambda: decode_images(encoded, shape, files.names))
+    classes = data_format.classes or int(labels.max()) + 1
+    return _as_said(str(path), decoded, labels, classes, files)
 
 
-def _read_images(name: str, data_root: str, data_format: DataFormat, labels: Tensor) -> Tensor:
+def _as_said(
+    name: str, decoded: DecodedImages, labels: Tensor, classes: int, files: "_Files"
+) -> ImageSet:
+    """Return decoded images, with one line on how they were read."""
+    shape = " x ".join(map(str, decoded.images.shape[1:]))
+    named = files.class_names if len(files.class_names) <= MOST_NAMED else []
+    counted = [f"{own} {int((labels == k).sum())}" for k, own in enumerate(named)]
+    of_each = f": {', '.join(counted)}" if counted else ""
+    of_classes = f" of {classes} classes{of_each}" if classes > 1 else ""
+    told = [f"{name}: {len(labels)} images ({shape}){of_classes}"]
+    if files.left_out:
+        told.append(f"left out: {', '.join(files.left_out)}")
+    return ImageSet(
+        decoded.images,
+        labels,
+        classes,
+        levels=decoded.levels,
+        said="; ".join([*told, *decoded.notes]),
+        warning=decoded.warning and f"{name}: {decoded.warning}",
+    )
+
+
+def _read_images(
+    name: str, data_root: str, data_format: DataFormat, labels: Tensor
+) -> DecodedImages:
     """Return the images of a data set in Parquet files or on the hub."""
 
-    def decode() -> Tensor:
+    def decode() -> DecodedImages:
         from fedkd_flwr.data.tables import encoded_images, read_column
 
         source = _source(name, data_root, data_format)
@@ -182,15 +320,18 @@ def _read_images(name: str, data_root: str, data_format: DataFormat, labels: Ten
     return _decoded(_path_in_cache(name, data_root, data_format), labels, decode)
 
 
-def _decoded(path: Path | None, labels: Tensor, decode: Callable[[], Tensor]) -> Tensor:
+def _decoded(
+    path: Path | None, labels: Tensor, decode: Callable[[], DecodedImages]
+) -> DecodedImages:
     """Return the images kept in a file of the cache; those to be decoded are kept, with labels."""
     kept = None if path is None else read_array(path, "images")
-    if kept is not None:
-        return kept
-    images = decode()
+    reading = None if path is None or kept is None else read_array(path, "reading")
+    if kept is not None and reading is not None:
+        return DecodedImages.kept(kept, reading)
+    found = decode()
     if path is not None:
-        keep_arrays(path, {"images": images, "labels": labels})
-    return images
+        keep_arrays(path, {"images": found.images, "labels": labels, "reading": found.reading})
+    return found
 
 
 @reads_data
@@ -224,7 +365,7 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class OwnData(ImageSet):
     """A node's own data, with what its split into train, validation and test follows from.
 
@@ -256,55 +397,91 @@ def load_node_data(
     if is_custom(name) and not path.exists():
         if grouping != UNGROUPED:
             raise DataError("data of a function have no file names or columns to group them by")
-        samples, own_labels = call_for_data(name)
+        samples, own_labels, _ = call_for_data(name)
         if samples.shape[1:] != shape:
             raise DataError(f"{name} has samples {tuple(samples.shape[1:])}, the run's are {shape}")
         _require_classes(own_labels.numpy(), classes, name)
         keys = content_keys(sample.numpy().tobytes() for sample in samples)
-        return OwnData(samples, own_labels, classes, keys, [])
+        return OwnData(samples, own_labels, classes, keys=keys, folders=[])
     if not path.exists():
         raise DataError(f"there is no folder or Parquet file at {str(path)!r}")
     data_format = replace(data_format, shape=shape, classes=classes)
-    files = _encoded_at(path, data_format, grouping)
+    if table := _read_numbers(tables_at(path), path, data_format, grouping):
+        return _own_numbers(table, data_format)
+    files = _encoded_at(path, [path], data_format, grouping)
     decoded = _load_files(path, files, data_format)
     keys = files.groups or content_keys(files.encoded)
-    return OwnData(decoded.images, decoded.labels, decoded.classes, keys, files.folders)
+    kinds = set() if tables_at(path) else {part_kind(part.name) for part in parts_of(path)}
+    # Images of a part for validation are divided like those for training.
+    folders = [TEST if part == TEST else TRAIN for part in files.parts]
+    folders = folders if {TRAIN, TEST} <= kinds else []
+    return OwnData(**vars(decoded), keys=keys, folders=folders)
 
 
-@dataclass(frozen=True, eq=False)
+def _own_numbers(table: "NumberTable", data_format: DataFormat) -> OwnData:
+    """Return a node's own table, whose columns have to be those of all nodes."""
+    if not data_format.feature_columns:
+        raise DataError(
+            "a node's table needs feature-columns in the run config, so that all nodes read the "
+            f"same columns in one order; this one has {', '.join(table.columns)}"
+        )
+    if table.samples.shape[1:] != data_format.shape:
+        raise DataError(
+            f"the table has samples {tuple(table.samples.shape[1:])}, the run's are "
+            f"{data_format.shape}"
+        )
+    read = _of_numbers(table, data_format, "the table")
+    keys = table.groups or content_keys(row.numpy().tobytes() for row in table.samples)
+    return OwnData(**vars(read), keys=keys, folders=[])
+
+
+@dataclass(eq=False)
 class _Files:
     """The images of a folder or a table as files, with their names for messages and classes.
 
-    ``folders`` and ``groups`` are those of `OwnData`; empty where there are none.
+    ``parts`` and ``clients`` are those of `fedkd_flwr.data.folders.ImageFile`, ``groups`` the keys
+    of `OwnData` where samples have groups.
     """
 
-    encoded: list[bytes]
-    names: list[str]
-    labels: NDArray[np.int64]
-    folders: list[str]
-    groups: list[str]
+    encoded: list[bytes] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    parts: list[str] = field(default_factory=list)
+    clients: list[int] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    class_names: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
-def _encoded_at(path: Path, data_format: DataFormat, grouping: Grouping = UNGROUPED) -> _Files:
-    """Return the images of a folder or a table."""
-    if places := tables_at(path):
-        return _encoded_in(places, data_format, grouping)
+def _encoded_at(
+    path: Path,
+    places: list[Path],
+    data_format: DataFormat,
+    grouping: Grouping = UNGROUPED,
+    tables: Sequence[Sequence[Path]] = (),
+) -> _Files:
+    """Return the images of a folder or a table, or of those of each client in a folder."""
+    if tables := tables or [own for place in places if (own := tables_at(place))]:
+        return _encoded_in(tables, data_format, grouping)
     if grouping.column:
         raise DataError("group-column reads a table; images in folders have a group-pattern")
-    files, own = read_image_folder(path, data_format)
+    found = find_images(path, places, data_format)
+    files = [image.file for image in found.images]
     if not files:
         raise DataError(
             f"{str(path)!r} has no samples: neither it nor its subfolders have a file with the "
             "suffix of an image; links to folders are not followed"
         )
-    folders, paths = folders_and_paths(path, files) if data_format.labeled else ([], [])
-    groups = groups_of_files(paths, grouping.pattern) if grouping.pattern else []
+    paths = [image.path for image in found.images]
     return _Files(
         [_content_of(file) for file in files],
         [repr(str(file)) for file in files],
-        own,
-        folders,
-        groups,
+        np.array([image.label for image in found.images], dtype=np.int64),
+        [image.part for image in found.images],
+        [image.client for image in found.images],
+        groups_of_files(paths, grouping.pattern) if grouping.pattern else [],
+        found.names,
+        found.left_out,
     )
 
 
@@ -315,34 +492,40 @@ def _content_of(file: Path) -> bytes:
         raise DataError(f"{str(file)!r} cannot be read: {error.strerror or error}") from error
 
 
-def _encoded_in(places: list[Path], data_format: DataFormat, grouping: Grouping) -> _Files:
-    """Return the images of tables."""
+def _encoded_in(
+    tables: Sequence[Sequence[Path]], data_format: DataFormat, grouping: Grouping
+) -> _Files:
+    """Return the images of each client's tables."""
     from fedkd_flwr.data.tables import (
-        LABELS,
         encoded_images,
-        find_column,
+        find_label,
         groups_in,
         image_column,
+        numbered,
         read_table,
-        whole_numbers,
+        recorded_names,
     )
 
     if grouping.pattern:
         raise DataError("group-pattern reads file names; a table has a group-column")
-    found = _Files([], [], np.empty(0, dtype=np.int64), [], [])
-    labels = []
-    for place in places:
+    found, columns, recorded = _Files(), [], []
+    for client, place in ((client, place) for client, own in enumerate(tables) for place in own):
         table = read_table(place)
         images = image_column(table.schema, data_format, repr(str(place)))
         found.encoded.extend(encoded_images(table.column(images)))
+        found.clients.extend([client] * len(table))
+        found.parts.extend([part_kind(place.stem)] * len(table))
         found.names.extend(f"the image in row {row} of {str(place)!r}" for row in range(len(table)))
-        labels.append(np.zeros(len(table), dtype=np.int64))
+        found.groups.extend(groups_in(table, grouping.column))
         if data_format.labeled:
-            column = find_column(table.schema, LABELS, data_format.label_column, repr(str(place)))
-            labels[-1] = whole_numbers(table.column(column))
-        if grouping.column:
-            found.groups.extend(groups_in(table, grouping.column))
-    return replace(found, labels=np.concatenate(labels))
+            label = find_label(table.schema, data_format, repr(str(place)), is_image=True)
+            columns.append(table.column(label))
+            recorded.append(recorded_names(table.schema, label))
+    found.labels = np.zeros(len(found.encoded), dtype=np.int64)
+    if columns:
+        owner = f"{tables[0][0].name}, the label column"
+        found.labels, _ = numbered(columns, recorded, data_format.classes, owner)
+    return found
 
 
 BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"

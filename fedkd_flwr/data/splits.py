@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from fedkd_flwr.data.registry import DataError
 from strategies.core.randomness import random_generator
 
+LARGEST_SHARES = 2
+"""Percentages whose sum is at most this are meant as shares, such as ``0.7/0.1/0.2``."""
+
 
 def stratified_order(
     labels: NDArray[np.int64], generator: np.random.Generator
@@ -40,6 +43,9 @@ def read_split(fractions: str) -> tuple[tuple[float, ...], ...]:
     part = rf"{number}(\|{number})*"
     if re.fullmatch(f"{part}/{part}/{part}", fractions):
         parts = tuple(tuple(map(float, text.split("|"))) for text in fractions.split("/"))
+        if sum(map(max, parts)) <= LARGEST_SHARES:
+            meant = "/".join(f"{100 * part[0]:g}" for part in parts)
+            raise DataError(f"client-split {fractions!r} is in percent: write {meant}")
         if sum(map(max, parts)) <= 100 and min(parts[0]) > 0 and min(parts[2]) > 0:
             return parts
     raise DataError(

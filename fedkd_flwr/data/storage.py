@@ -5,6 +5,7 @@ No file is parsed here.
 
 import functools
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,14 +99,52 @@ def _digest_of_file(path: Path) -> bytes:
         raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
 
 
+TRAIN, VALIDATION, TEST, FOLD = PART_KINDS = ("train", "validation", "test", "fold")
+"""What parts a folder may have, in the order in which they are pooled."""
+
+_PART_WORDS = {
+    TRAIN: r"train|training",
+    VALIDATION: r"val|valid|validation|dev",
+    TEST: r"test|testing|eval|evaluation",
+    FOLD: r"fold\d+",
+}
+_PART_NAME = re.compile(
+    r"(?:.*[ _-])?"
+    + "(?:" + "|".join(f"(?P<{kind}>{words})" for kind, words in _PART_WORDS.items()) + ")"
+    + r"(?:[ _-]?(?:set|data|images?|split))?",
+    re.IGNORECASE,
+)  # fmt: skip
+
+
+def part_kind(name: str) -> str:
+    """Return which part a folder's name stands for, such as `TEST` for ``Testing``; else empty."""
+    found = _PART_NAME.fullmatch(name)
+    return str(found.lastgroup) if found else ""
+
+
 def parts_of(path: Path) -> list[Path]:
-    """Return the parts of a labeled folder that are pooled; itself if it has none."""
-    return [path / part for part in PARTS if (path / part).is_dir()] or [path]
+    """Return the parts of a labeled folder that are pooled; itself if it has none.
+
+    A part has folders, one for each class, or nothing. Some archives hold it once more in itself,
+    as in ``train/train``.
+    """
+    if not path.is_dir():  # a mere name, where all data are on nodes
+        return [path]
+    named = [folder for folder in subfolders(path) if part_kind(folder.name)]
+    parts = [folder for folder in named if subfolders(folder) or not any(folder.iterdir())]
+    order = sorted(parts, key=lambda part: PART_KINDS.index(part_kind(part.name)))
+    return [_unwrapped(part) for part in order] or [path]
+
+
+def _unwrapped(part: Path) -> Path:
+    within = subfolders(part)
+    is_wrapped = len(within) == 1 and part_kind(within[0].name) == part_kind(part.name)
+    return within[0] if is_wrapped and subfolders(within[0]) else part
 
 
 def subfolders(path: Path) -> list[Path]:
-    """Return the folders in a folder, sorted, except those that a tool made."""
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_tools(entry.name))
+    """Return the folders in a folder, sorted, except those that a tool made; none in a file."""
+    return sorted(entry for entry in path.glob("*/") if not is_tools(entry.name))
 
 
 def is_tools(folder: str) -> bool:

@@ -1,6 +1,7 @@
-"""Columns of data sets in Parquet files or on the Hugging Face hub, as Arrow arrays."""
+"""Columns of data sets in Parquet and CSV files or on the Hugging Face hub, as Arrow arrays."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -58,10 +59,28 @@ def _read_hub(hub_id: str, column: str) -> list[Column]:
     return columns
 
 
+TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
+"""Suffixes of tables as text."""
+
+DELIMITERS = ",;\t|"
+"""What may stand between the columns of a table as text."""
+
+
+def tables_of(hub_id: str, data_root: str = "") -> list[pa.Table]:
+    """Return the parts of a data set of the hub or of a data root, whole, train part first.
+
+    Raises `DataError` if the data set is missing or damaged.
+    """
+    if data_root:
+        return [read_table(path) for path in parquet_files(hub_id, data_root)]
+    parts = hub_parts(hub_id)
+    return [parts[part].with_format("arrow")[:] for part in PARTS if part in parts]
+
+
 IMAGES, LABELS = "image", "label"
 """What a column holds: image files, or classes."""
 
-KNOWN_COLUMNS = {IMAGES: ("image", "img"), LABELS: ("label", "fine_label")}
+KNOWN_COLUMNS = {IMAGES: ("image", "img"), LABELS: ("label", "fine_label", "class", "target")}
 """Names that a column of either kind most often has."""
 
 
@@ -80,25 +99,37 @@ def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
 
 
 def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
-    """Return the column of images; see `find_column`.
+    """Return the column of images.
 
     A public set may have other columns than the private one that the settings describe.
     """
     wanted = data_format.image_column
     is_named = data_format.labeled or wanted in schema.names
-    return find_column(schema, IMAGES, wanted if is_named else "", owner)
+    fitting = [field.name for field in schema if holds_files(field.type)]
+    return _find_column(schema, IMAGES, wanted if is_named else "", fitting, owner)
 
 
-def find_column(schema: pa.Schema, kind: str, wanted: str, owner: str) -> str:
-    """Return the column of images or of classes.
+def find_label(schema: pa.Schema, data_format: DataFormat, owner: str, is_image: bool) -> str:
+    """Return the column of classes.
 
-    `kind` is `IMAGES` or `LABELS`. It is found where `wanted` is empty. Raises `DataError` if there
-    is no such column, or none or several fit.
+    Beside images, whole numbers may be classes; in a table of numbers only names may be. Raises
+    `DataError` if there is no such column, or none or several fit.
     """
-    is_of_kind = _holds_files if kind == IMAGES else pa.types.is_integer
-    fitting = [field.name for field in schema if is_of_kind(field.type)]
+    others = (data_format.client_column, *data_format.feature_columns)
+    fitting = [
+        field.name
+        for field in schema
+        if field.name not in others
+        and (_holds_names(field.type) or (is_image and pa.types.is_integer(field.type)))
+    ]
+    return _find_column(schema, LABELS, data_format.label_column, fitting, owner)
+
+
+def _find_column(
+    schema: pa.Schema, kind: str, wanted: str, fitting: Sequence[str], owner: str
+) -> str:
     known = [name for name in KNOWN_COLUMNS[kind] if name in schema.names]
-    found = [name for name in schema.names if name == wanted] if wanted else known[:1] or fitting
+    found = [name for name in schema.names if name == wanted] if wanted else known[:1] or [*fitting]
     if len(found) == 1:
         return found[0]
     raise DataError(
@@ -107,17 +138,25 @@ def find_column(schema: pa.Schema, kind: str, wanted: str, owner: str) -> str:
     )
 
 
-def _holds_files(column: pa.DataType) -> bool:
+def _holds_names(column: pa.DataType) -> bool:
+    is_word = pa.types.is_string(column) or pa.types.is_large_string(column)
+    return is_word or pa.types.is_dictionary(column) or pa.types.is_boolean(column)
+
+
+def holds_files(column: pa.DataType) -> bool:
+    """Return whether a column holds files: bytes, or structs with a field ``bytes``."""
     if pa.types.is_struct(column):
         return column.get_field_index("bytes") >= 0
     return pa.types.is_binary(column) or pa.types.is_large_binary(column)
 
 
 def read_table(path: Path) -> pa.Table:
-    """Return a Parquet file, or a folder as ``Dataset.save_to_disk`` of `datasets` writes it.
+    """Return a Parquet or CSV file, or a folder as ``Dataset.save_to_disk`` writes it.
 
     Raises `DataError` if it cannot be read.
     """
+    if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
+        return _read_text(path)
     if path.is_file():
         try:
             return _opened(path).read()
@@ -132,6 +171,28 @@ def read_table(path: Path) -> pa.Table:
         raise DataError(f"{str(path)!r} cannot be read as an Arrow folder: {error!r}") from error
 
 
+def _read_text(path: Path) -> pa.Table:
+    """Return a table whose first line names the columns."""
+    from pyarrow import csv
+
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            first = file.readline()
+        parsing = csv.ParseOptions(delimiter=max(DELIMITERS, key=first.count))
+        # A class without a name is missing, as a number is.
+        converting = csv.ConvertOptions(strings_can_be_null=True)
+        table = csv.read_csv(path, parse_options=parsing, convert_options=converting)
+    except (OSError, pa.ArrowException) as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{str(path)!r} cannot be read as a table: {text}") from error
+    if any(re.fullmatch(r"[-+.\d eE]*", name) for name in table.schema.names):
+        raise DataError(
+            f"{str(path)!r} has no names of columns; write them in its first line, which is "
+            f"{first.strip()[:60]!r}"
+        )
+    return table
+
+
 def _opened(path: Path) -> pa.parquet.ParquetFile:
     try:
         return pa.parquet.ParquetFile(path)
@@ -140,14 +201,24 @@ def _opened(path: Path) -> pa.parquet.ParquetFile:
 
 
 def names_of_labels(path: Path, label_column: str) -> list[str]:
-    """Return the names of the classes that a table records for its labels, by number.
+    """Return the names of the classes in a table, by number; empty where they have none.
+
+    Raises `DataError` if the table cannot be read, or has no column of classes.
+    """
+    table = read_table(path)
+    is_image = any(holds_files(field.type) for field in table.schema)
+    data_format = DataFormat(label_column=label_column)
+    label = find_label(table.schema, data_format, repr(str(path)), is_image)
+    recorded = recorded_names(table.schema, label)
+    return numbered([table.column(label)], [recorded], 0, repr(str(path)))[1]
+
+
+def recorded_names(schema: pa.Schema, column: str) -> list[str]:
+    """Return the names of classes that a schema records for a column, by number.
 
     Hugging Face writes the features of a data set into the metadata of its schema; a column of the
-    feature ``ClassLabel`` has names. Empty where the table records none. Raises `DataError` if the
-    table cannot be read, or has no such column.
+    feature ``ClassLabel`` has names. Empty where there are none.
     """
-    schema = _opened(path).schema_arrow if path.is_file() else read_table(path).schema
-    column = find_column(schema, LABELS, label_column, repr(str(path)))
     try:
         recorded = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         names = recorded["info"]["features"][column]["names"]
@@ -162,7 +233,7 @@ def encoded_images(column: Column) -> list[bytes]:
     Raises `DataError` if the column holds something else, such as names of files, or a row has no
     image.
     """
-    if not _holds_files(column.type):
+    if not holds_files(column.type):
         raise DataError(
             f"the image column holds {column.type}; it should hold image files, as bytes or as "
             "structs with a field bytes: set image-column to such a column"
@@ -188,24 +259,75 @@ def _field(column: Column, name: str) -> Column:
     return field
 
 
-def whole_numbers(column: Column) -> NDArray[np.int64]:
-    """Return a label column, shape (n,), int64.
+def numbered(
+    columns: Sequence[Column], recorded: Sequence[list[str]], classes: int, owner: str
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the classes in the label columns of some tables, (n,) int64, and their names.
 
-    Raises `DataError` if one of its entries is missing or no whole number.
+    `recorded` are the names that each table has for its numbers; tables that differ in them are
+    joined by name. Classes that are words are numbered in their order, or by their value if all are
+    numbers. Names are empty where classes have none. Raises `DataError` if an entry is missing or
+    no class, or words do not name all of the K `classes`.
     """
-    try:
-        # A column's own `to_numpy` loads pandas, which takes a second.
-        numbers = np.from_dlpack(column.cast(pa.int64()).combine_chunks())
-    except pa.ArrowException as error:
-        raise DataError(f"the label column holds more than whole numbers: {error}") from error
-    return numbers.astype(np.int64)
+    columns = [_plain(column, owner) for column in columns]
+    are_whole = [pa.types.is_integer(column.type) for column in columns]
+    if all(are_whole) and (not all(recorded) or all(names == recorded[0] for names in recorded)):
+        return np.concatenate([_whole_numbers(column) for column in columns]), recorded[0]
+    if any(whole and not names for whole, names in zip(are_whole, recorded, strict=True)):
+        raise DataError(f"{owner} has names of classes in some files, and numbers in others")
+    words = [_words(column, names, owner) for column, names in zip(columns, recorded, strict=True)]
+    found = sorted({word for part in words for word in part})
+    if all(are_whole):
+        found = list(dict.fromkeys(name for names in recorded for name in names))
+    elif all(word.isdecimal() for word in found):
+        return np.array([int(word) for part in words for word in part], dtype=np.int64), []
+    if classes and len(found) != classes:
+        raise DataError(
+            f"{owner} names {len(found)} classes, and num-classes is {classes}: write the numbers "
+            f"of the classes, 0 to {classes - 1}, in place of names"
+        )
+    numbers = {word: number for number, word in enumerate(found)}
+    return np.array([numbers[word] for part in words for word in part], dtype=np.int64), found
+
+
+def _plain(column: Column, owner: str) -> Column:
+    """Return a column of classes as words or whole numbers."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if column.null_count:
+        raise DataError(f"{owner}: {column.null_count} of {len(column)} rows have no class; "
+                        "remove these rows")  # fmt: skip
+    if pa.types.is_boolean(column.type) or pa.types.is_integer(column.type):
+        return column.cast(pa.int64())
+    if _holds_names(column.type):
+        return column.cast(pa.string())
+    raise DataError(
+        f"{owner} holds {column.type}; classes are whole numbers or words, and the numbers of a "
+        "regression are no classes"
+    )
+
+
+def _whole_numbers(column: Column) -> NDArray[np.int64]:
+    # A column's own `to_numpy` loads pandas, which takes a second.
+    return np.from_dlpack(column.combine_chunks()).astype(np.int64)
+
+
+def _words(column: Column, names: Sequence[str], owner: str) -> list[str]:
+    if not pa.types.is_integer(column.type):
+        return [str(word) for word in column.to_pylist()]
+    numbers = _whole_numbers(column)
+    if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(names):
+        raise DataError(f"{owner} has numbers without a name, of {', '.join(names)}")
+    return [names[number] for number in numbers]
 
 
 def groups_in(table: pa.Table, column: str) -> list[str]:
-    """Return the group of each row of a table, as its column of groups names it.
+    """Return the group of each row of a table, as its column of groups names it; empty without one.
 
     Raises `DataError` if the table has no such column, or a row has no group.
     """
+    if not column:
+        return []
     if column not in table.schema.names:
         raise DataError(f"group-column: the table has no column {column!r}")
     found = table.column(column)

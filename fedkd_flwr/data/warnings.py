@@ -1,21 +1,25 @@
 """Mistakes in custom data: those that a run survives are warned about and not refused."""
 
 import functools
+from collections.abc import Sequence
 from logging import WARNING
 
+import numpy as np
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import OBJECT
-from fedkd_flwr.data.custom_data import call_for_data, content_digest
+from fedkd_flwr.data.client_data import Parts
+from fedkd_flwr.data.custom_data import OwnArrays, call_for_data
+from fedkd_flwr.data.public import digests_of
 from fedkd_flwr.data.registry import (
+    BY_COLUMN,
     DATASETS,
-    PFLLIB,
     SYMMETRIC,
     DataError,
     DataFormat,
     is_function,
 )
-from fedkd_flwr.data.settings import DataSettings
+from fedkd_flwr.data.settings import AUTO, DataSettings
 from fedkd_flwr.data.sources import load_images
 from strategies.core.flower import log
 
@@ -29,17 +33,22 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
     if name in DATASETS:
         return []
     found = load_images(name, settings.data_root, settings.data_format)
-    warnings = []
+    warnings = [found.warning] if found.warning else []
     lowest, highest = int(found.labels.min()), int(found.labels.max())
     if lowest > 0 and not settings.configured_classes:
         warnings.append(
             f"the labels of {name} go from {lowest} to {highest}, and models get an output for "
             f"each class from 0 to {highest}: number the classes from 0"
         )
+    if found.clients is not None and settings.partition != BY_COLUMN:
+        warnings.append(
+            f"{name} returns the client of each sample, which partition = {settings.partition} "
+            f"does not read: set partition to {BY_COLUMN}"
+        )
     if is_function(name) and _has_channels_last(found.images):
         warnings.append(
             f"the samples {tuple(found.images.shape)} of {name} look like images from 0 to 255 "
-            "with channels last, and are used as they are: return uint8 images (n, channels, "
+            "with channels last, and are read as numbers: return uint8 images (n, channels, "
             "height, width), which are scaled to -1 to 1"
         )
     if is_function(name) and not _is_repeatable(name):
@@ -64,7 +73,34 @@ def _is_repeatable(name: str) -> bool:
     if name.startswith(f"{OBJECT}:"):
         return True
     before = load_images(name)
-    return content_digest(*call_for_data(name)) == content_digest(before.images, before.labels)
+    return (
+        call_for_data(name).digest == OwnArrays(before.images, before.labels, before.clients).digest
+    )
+
+
+def warnings_about_copies(samples: Tensor, clients: Sequence[Parts], public: Tensor) -> list[str]:
+    """Return how many samples are copies of training samples, one sentence for each place.
+
+    Samples are (n, ...); each client has the positions of its training, validation and test
+    samples. Public samples are (pool, ...).
+    """
+    digests = np.array([digest.hex() for digest in digests_of(samples)])
+    counts = [int(np.isin(digests[test], digests[train]).sum()) for train, _, test in clients]
+    warnings = []
+    if copies := sum(counts):
+        tested = sum(len(test) for _, _, test in clients)
+        warnings.append(
+            f"{copies} of {tested} test samples are copies of training samples of the same client "
+            f"({np.count_nonzero(counts)} of {len(clients)} clients), and raise its accuracy: "
+            "remove the copies"
+        )
+    trained = set(digests[np.concatenate([train for train, _, _ in clients])].tolist())
+    if copies := sum(digest.hex() in trained for digest in digests_of(public)):
+        warnings.append(
+            f"{copies} of {len(public)} public samples are copies of private training samples, "
+            "which every client then has: remove the copies"
+        )
+    return warnings
 
 
 def check_scales(settings: DataSettings) -> None:
@@ -75,7 +111,9 @@ def check_scales(settings: DataSettings) -> None:
     """
     private = _float_range(settings.dataset, settings.data_root, settings.data_format)
     public = _float_range(settings.public_dataset, settings.data_root, settings.public_data_format)
-    if settings.input_scaling != SYMMETRIC and (private is None) != (public is None):
+    by_statistics = settings.input_scaling not in (AUTO, SYMMETRIC)
+    by_statistics |= settings.input_scaling == AUTO and private is not None
+    if by_statistics and (private is None) != (public is None):
         floats, images = settings.dataset, settings.public_dataset
         if private is None:
             floats, images = images, floats
@@ -104,7 +142,7 @@ def _warn_of_scale(name: str, of_floats: tuple[float, float], images: str) -> No
 
 def _float_range(name: str, data_root: str, data_format: DataFormat) -> tuple[float, float] | None:
     """Return the least and the largest number of floating-point data; None for images."""
-    if not (is_function(name) or name.startswith(PFLLIB)):
+    if name in DATASETS:
         return None
     samples = load_images(name, data_root, data_format).images
     return (samples.min().item(), samples.max().item()) if samples.is_floating_point() else None

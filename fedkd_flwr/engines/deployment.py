@@ -27,7 +27,7 @@ STOPPED = "The run stopped: "
 """Precedes the sentence with which the ServerApp ends a run."""
 
 FINISHED = "Finished. Run directory: "
-"""Begins the last line of the ServerApp, which only a finished run logs."""
+"""Begins the line of the ServerApp that only a finished run logs."""
 
 STARTED, LOG_BEGINS = r"started run (\d+)", "Starting logstream"
 """How Flower names a new run, and what it says before the lines of a run."""

@@ -4,7 +4,8 @@ The checks use the same client code as the run, so they give the same results. T
 one point: a run also takes a ``partition-id`` or ``keep-runs`` that is written as text, ``"0"``.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +15,24 @@ from flwr.app import Context, RecordDict
 
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.clients.estimators import EstimatorClient
 from fedkd_flwr.clients.node import check_keys, with_known_clients
-from fedkd_flwr.clients.noise import has_noise
 from fedkd_flwr.clients.policy import (
     DEFAULT_SPLIT,
     NodeConfigError,
     PolicyError,
+    has_noise,
     read_policy,
 )
+from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import hash_of_public_pool, public_pool
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.public import require_pool
+from fedkd_flwr.models.build import num_parameters
 from fedkd_flwr.runs import require_writable
+from fedkd_flwr.training.loop import try_step
+from fedkd_flwr.training.losses import cross_entropy
 from strategies.core.method_record import Need
 
 
@@ -61,7 +67,7 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
     except (PolicyError, NodeConfigError) as error:
         return [*findings, Finding("policy", False, str(error))]
     findings.append(_found("privacy", lambda: _check_privacy(client)))
-    needs_public_data = Need.PUBLIC_DATA in client.run.method.record.needs
+    needs_public_data = Need.PUBLIC_DATA in client.session.run.method.record.needs
     findings.append(_found("device", lambda: _check_device(client)))
     findings.append(_found("data", lambda: _check_data(client)))
     if needs_public_data:
@@ -107,17 +113,17 @@ def _check_privacy(client: PersonalClient) -> str:
 
     Raises `ValueError` if one more training or release of the run would exceed the budget.
     """
-    policy, ledger = client.policy, client.node.ledger
-    if client.run.method.record.family == "nothing":
+    policy, ledger = client.session.policy, client.session.node.ledger
+    if client.session.run.method.record.family == "nothing":
         return "the method exchanges nothing"
-    if not has_noise(client.run, client.settings):
+    if not has_noise(client.session.run, client.settings):
         return "Warning: what the method sends leaves without noise, as the node config allows"
     if ledger is None:
         return "noise; no ledger, as the node has no state-dir"
     spent = max(ledger.epsilon, ledger.epsilon_of_training)
     told = f"epsilon {spent:.2f} of {policy.epsilon_budget:g} spent by earlier rounds"
     try:
-        for entry in client.ledger_entries:
+        for entry in _ledger_entries(client):
             ledger.check(entry)
     except PolicyError:
         raise ValueError(
@@ -125,6 +131,14 @@ def _check_privacy(client: PersonalClient) -> str:
             "node config, or choose a run with more noise"
         ) from None
     return told
+
+
+def _ledger_entries(client: PersonalClient) -> Iterator[dict[str, float]]:
+    """Yield what a training and a release add to the node's ledger; nothing without noise."""
+    if of_training := client.session.local.ledger_entry(client.data.num_train):
+        yield of_training
+    if isinstance(client, SoftPredictionClient) and (of_release := client.release_entry):
+        yield of_release
 
 
 def _check_device(client: PersonalClient) -> str:
@@ -138,12 +152,17 @@ def _check_device(client: PersonalClient) -> str:
 
 def _check_data(client: PersonalClient) -> str:
     data = client.data
-    names = class_names(client.node.data_path, data.classes, client.run.data.label_column)
+    names = class_names(
+        client.session.node.data_path, data.classes, client.session.run.data.label_column
+    )
     numbers = [str(k) for k in range(data.classes)]
     labels = [f"{k} ({name})" for k, name in enumerate(names)] or numbers
     counted = zip(labels, data.class_counts.tolist(), strict=True)
     counts = ", ".join(f"{label}: {count}" for label, count in counted)
-    source = client.context.node_config.get("data-path") or f"a share of {client.run.data.dataset}"
+    source = (
+        client.session.context.node_config.get("data-path")
+        or f"a share of {client.session.run.data.dataset}"
+    )
     told = f"; classes-hash {hash_of_names(names)}" if names else ""
     sizes = f"{data.described()}; training samples by class {counts}"
     return f"{source}: {sizes}{told}{_warning(client)}"
@@ -151,7 +170,7 @@ def _check_data(client: PersonalClient) -> str:
 
 def _warning(client: PersonalClient) -> str:
     """Return a warning if most samples of a node would not be used for training."""
-    data, split = client.data, client.run.data.client_split
+    data, split = client.data, client.session.run.data.split
     train, *others = data.positions
     if len(train) >= len(np.unique(np.concatenate(others))):
         return ""
@@ -162,10 +181,10 @@ def _warning(client: PersonalClient) -> str:
 
 
 def _check_public_set(client: PersonalClient) -> str:
-    run = client.run
-    size = len(public_pool(run.data_plan))
+    run = client.session.run
+    size = len(public_pool(client.session.data_plan))
     require_pool(size, run.plan.public_size)
-    found = hash_of_public_pool(run.data_plan)
+    found = hash_of_public_pool(client.session.data_plan)
     if run.plan.public_hash and found != run.plan.public_hash:
         raise ValueError(f"public-hash is {found}, and the run's is {run.plan.public_hash}")
     return f"{size} samples, public-hash {found}"
@@ -173,17 +192,39 @@ def _check_public_set(client: PersonalClient) -> str:
 
 def _check_model(client: PersonalClient) -> str:
     """Try the model; it is then discarded."""
-    name, run = client.model_name, client.run
+    name, run = client.session.model_name, client.session.run
     shared = run.models.models[0]
     if Need.ONE_ARCHITECTURE in run.method.record.needs and name != shared:
         raise ValueError(
             f"the node's model is {name}, and {run.strategy} needs the run's, {shared}"
         )
-    return f"{name}, {client.try_step()}"
+    return f"{name}, {_tried(client)}"
+
+
+def _tried(client: PersonalClient) -> str:
+    """Take one training step with a new model as in a round, or fit one, and say how it went.
+
+    Raises `ValueError` if the step fails, or the loss is not finite.
+    """
+    session, data = client.session, client.data
+    if isinstance(client, EstimatorClient):
+        client.refit()
+        fitted = cross_entropy(client.model, data.train_images, data.train_labels)
+        return f"fitted; the training samples have loss {fitted.item():.3f}"
+    model, batch = session.new_model(), next(client.private_batches(1))
+    optimizer = session.local.optimizer(model.parameters(), server_round=1)
+    loss = try_step(model, batch, "model", optimizer)
+    if not math.isfinite(loss):
+        raise ValueError(f"{session.model_name}: the loss of the first batch is {loss}")
+    return f"{num_parameters(model):,} numbers; the first batch has loss {loss:.3f}"
 
 
 def _folder(name: str, client: PersonalClient, nowhere: str) -> str:
-    folder = client.node.state_folder if name == "state-dir" else client.node.models_folder
+    folder = (
+        client.session.node.state_folder
+        if name == "state-dir"
+        else client.session.node.models_folder
+    )
     if folder is None:
         return nowhere
     require_writable(folder, name)

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import train_together
 from fedkd_flwr.clients.policy import TRUSTED_NODE
-from fedkd_flwr.clients.tracebacks import Tracebacks
+from fedkd_flwr.clients.tracebacks import Tracebacks, stop_at_own_code
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.grids import MessageGrid
 from fedkd_flwr.memory import InProcessContext, Memory, memories_in
@@ -52,7 +52,8 @@ class InProcessGrid(MessageGrid):
     Client n of N gets partition-id n. With a config that this process has read, clients keep their
     memory as tensors; with Flower's flat one it is arrays in their contexts, as on the nodes of a
     federation. By default clients trust the server, since both are of this process. `together`
-    handles the train messages of one exchange at once, instead of `client_app`.
+    handles the train messages of one exchange at once, instead of `client_app`. An exception in the
+    user's code is a failed reply, or stops the run where `on_client_error` is ``stop``.
     """
 
     serves_in_turn = True
@@ -66,8 +67,10 @@ class InProcessGrid(MessageGrid):
         node_configs: dict[int, UserConfig] | None = None,
         together: TogetherCall | None = None,
         observer: Observer | None = None,
+        on_client_error: str = "drop",
     ) -> None:
         self._client_app = client_app
+        self._on_client_error = on_client_error
         self._together = together
         self._observer = observer or Observer()
         self._run = flower.Run.create_empty(1)
@@ -170,6 +173,7 @@ class InProcessGrid(MessageGrid):
         try:
             reply = self._client_app(message, context)
         except Exception as error:
+            self._stop_at_own_code([context], [error])
             return self._answered(message, context, error)
         return self._answered(message, context, reply)
 
@@ -184,8 +188,19 @@ class InProcessGrid(MessageGrid):
                 set_message_id(message, str(next(self._message_ids)))
             drafts = [self._draft_for(message) for message in chunk]
             outcomes = self._together(chunk, drafts, tell)
+            self._stop_at_own_code(drafts, outcomes)
             replies += map(self._answered, chunk, drafts, outcomes)
         return replies
+
+    def _stop_at_own_code(
+        self, contexts: Sequence[Context], outcomes: Sequence[Message | Exception]
+    ) -> None:
+        """Stop the run if a client failed in the user's code, unless the run drops such replies."""
+        if self._on_client_error == "drop":
+            return
+        ids = (int(context.node_config["partition-id"]) for context in contexts)
+        outcome_of = zip(ids, outcomes, strict=True)
+        stop_at_own_code({n: found for n, found in outcome_of if isinstance(found, Exception)})
 
     def _draft_for(self, message: Message) -> Context:
         """Return a copy of a client's context, which a message may change."""
@@ -239,6 +254,7 @@ def run_in_process(
         configuration,
         together=together,
         observer=observer,
+        on_client_error=configuration.run.on_client_error,
     )
     with _ONE_RUN, _log_for(observer or Observer()):
         threads = torch.get_num_threads()

@@ -102,7 +102,7 @@ def _follow(
             if state == seen:
                 continue
             seen = state
-            for row in Run(directory).round_rows[rounds_seen:]:
+            for row in Run(directory).rounds_after(rounds_seen):
                 observer.round_finished(RoundRecord(row["round"], row))
                 rounds_seen += 1
     return reason

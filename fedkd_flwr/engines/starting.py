@@ -130,8 +130,8 @@ def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
     """Return the config with absolute folders, and with a new run directory if it names none.
 
     Clients save their memory in the run directory, so that the run can be continued. With
-    ``num-clients = 0`` the run has a client for each value of ``client-column``, or for each file
-    of ``pfllib:PATH``.
+    ``num-clients = 0`` the run has a client for each value of ``client-column``, or for each folder
+    or file of ``clients:PATH`` and ``pfllib:PATH``.
     """
     configuration = with_natural_clients(configuration)
     run = configuration.run
@@ -141,7 +141,7 @@ def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
 
 
 def with_natural_clients(configuration: Configuration) -> Configuration:
-    """Return the config with a client for each value of ``client-column`` or each file of PFLlib.
+    """Return the config with a client for each value of ``client-column``, or each file of clients.
 
     It is unchanged unless it leaves N open. Raises `DataError` if the data set has no such column,
     or no such files.
@@ -152,9 +152,9 @@ def with_natural_clients(configuration: Configuration) -> Configuration:
     _read_changed_folders_again(configuration)
     # Deferred: Arrow is loaded for tables, and PyTorch for files.
     if data.partition == BY_FILE:
-        from fedkd_flwr.data.pfllib import num_clients_in
+        from fedkd_flwr.data.by_file import num_clients_in
 
-        return configuration.with_clients(num_clients_in(data.dataset))
+        return configuration.with_clients(num_clients_in(data))
     from fedkd_flwr.data.by_column import client_values
 
     return configuration.with_clients(len(set(client_values(data).tolist())))

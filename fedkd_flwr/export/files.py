@@ -19,7 +19,7 @@ from fedkd_flwr.config import RunConfig
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.folders import class_names
 from fedkd_flwr.data.registry import Shape
-from fedkd_flwr.data.scaling import scaling_of
+from fedkd_flwr.data.scaling import Scaling
 from fedkd_flwr.files import replacing
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.custom_models import checked_custom_model
@@ -50,14 +50,15 @@ def model_card(
     model_name: str,
     partition_id: int,
     data_path: str,
+    scaling: Scaling,
     metrics: Mapping[str, float],
     shared_model: str = "",
 ) -> dict[str, Any]:
     """Return the metadata that a reader of a model's weights needs.
 
     `data_path` is the client's own data, whose folders name the classes; empty for a share of the
-    data set. `shared_model` is the architecture of a second model, if the file holds an `Ensemble`
-    of both.
+    data set. `scaling` is how its samples were scaled. `shared_model` is the architecture of a
+    second model, if the file holds an `Ensemble` of both.
     """
     card: dict[str, Any] = {
         "model": model_name,
@@ -74,7 +75,7 @@ def model_card(
         "rounds": run.plan.num_server_rounds,
         "seed": run.plan.seed,
         "input": "float32 images as in preprocessing; custom samples unscaled if it is -1..1",
-        "preprocessing": {**CONVERSION, **scaling_of(run.data).described()},
+        "preprocessing": {**CONVERSION, **scaling.described()},
         "metrics": dict(metrics),
     }
     if shared_model:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedkd_flwr.data.decoding import decode_images
+from fedkd_flwr.data.decoding import Levels, decode_images
 from fedkd_flwr.data.folders import image_files
 from fedkd_flwr.data.scaling import scaling_from
 from fedkd_flwr.export.files import load_model, read_card
@@ -58,12 +58,14 @@ def predict(model_path: Path, files: Sequence[Path], builder: Any = None) -> lis
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise ValueError(f"{model_path} takes samples of shape {shape}, which are no images")
     scaled = scaling_from(card.get("preprocessing", {}))
+    levels = Levels(**card.get("levels", {}))
     names = card.get("class-names") or [str(k) for k in range(card["classes"])]
     predictions = []
     for start in range(0, len(files), BATCH):
         part = files[start : start + BATCH]
-        images = decode_images([file.read_bytes() for file in part], shape, list(map(str, part)))
-        best = torch.softmax(model(scaled(images)), dim=1).max(dim=1)
+        encoded = [file.read_bytes() for file in part]
+        decoded = decode_images(encoded, shape, list(map(str, part)), levels)
+        best = torch.softmax(model(scaled(decoded.images)), dim=1).max(dim=1)
         answers = zip(part, best.indices.tolist(), best.values.tolist(), strict=True)
         predictions += [Prediction(file, names[k], probability) for file, k, probability in answers]
     return predictions

@@ -1,6 +1,12 @@
 """What a client remembers between messages, in Flower's context and in a folder."""
 
-from fedkd_flwr.memory.context import InProcessContext, memories_in, own_context
+from fedkd_flwr.memory.context import (
+    InProcessContext,
+    PartOfMemory,
+    Place,
+    memories_in,
+    own_context,
+)
 from fedkd_flwr.memory.folder import (
     PROGRESS,
     RUNS_KEPT,
@@ -31,6 +37,8 @@ __all__ = [
     "InProcessContext",
     "Memory",
     "MemoryFolder",
+    "PartOfMemory",
+    "Place",
     "SharedFolder",
     "State",
     "StoredState",

@@ -98,6 +98,24 @@ class ContextOfNode:
                 state[group] = MetricRecord(dict(numbers))
 
 
+class PartOfMemory:
+    """The `memory` of a safeguard's private model: groups with a prefix in the client's memory."""
+
+    is_in_process = True
+
+    def __init__(self, whole: Memory, prefix: str) -> None:
+        self._whole, self._prefix = whole, prefix
+        self.memory = whole.part(prefix)
+
+    def keep(self, memory: Memory) -> None:
+        """Take a memory's changed groups over into the whole."""
+        self._whole.keep_part(self._prefix, memory)
+
+
+Place = InProcessContext | ContextOfNode | PartOfMemory
+"""Where a memory is kept between two messages."""
+
+
 def own_context(context: Context) -> InProcessContext | ContextOfNode:
     """Return a client's context as its memory's place."""
     return context if isinstance(context, InProcessContext) else ContextOfNode(context)

@@ -1,9 +1,13 @@
 """Custom models: built, and checked for what every method requires."""
 
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable, told
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.layers import mark_head
 
@@ -18,12 +22,28 @@ def build_custom_model(name: str, shape: Shape, classes: int) -> nn.Module:
     sentence.
     """
     builder = find_callable(name, SIGNATURE)
+    _require_signature(builder, name, shape, classes)
     try:
         model = builder(shape, classes)
     # A user's builder may raise anything.
     except Exception as error:
-        raise CustomObjectError(f"{name}({shape}, {classes}) fails: {_told(error)}") from error
+        raise CustomObjectError(f"{name}({shape}, {classes}) fails: {told(error)}") from error
     return checked_custom_model(model, name, shape, classes)
+
+
+def _require_signature(builder: Callable[..., Any], name: str, shape: Shape, classes: int) -> None:
+    """Refuse what a library owns: its first parameter may be ``weights``, which are downloaded."""
+    try:
+        inspect.signature(builder).bind(shape, classes)
+    except TypeError as error:
+        module, _, function = name.partition(":")
+        raise CustomObjectError(
+            f"{name} cannot be called with (shape, classes): {error}; write a builder in a module "
+            f"of yours, such as: def build(shape, classes): return {module}.{function}"
+            f"(num_classes=classes)"
+        ) from error
+    except ValueError:  # some objects have no signature
+        return
 
 
 def checked_custom_model(model: object, name: str, shape: Shape, classes: int) -> nn.Module:
@@ -38,6 +58,55 @@ def checked_custom_model(model: object, name: str, shape: Shape, classes: int) -
     mark_head(model, _name_of_head(model, name, shape, classes))
     _require_parameters(model, name)
     return model
+
+
+def require_builds(name: str, models: Sequence[nn.Module], others: Sequence[nn.Module]) -> None:
+    """Refuse a builder that does not make a new network of the same weights at each call.
+
+    Parameters
+    ----------
+    name : str
+        The custom model.
+    models : sequence of Module
+        Two models that it has built under one seed of PyTorch's generator.
+    others : sequence of Module
+        Models of other builders, which must not share tensors with these.
+
+    Raises
+    ------
+    CustomObjectError
+        If a parameter that is trained, or a buffer, is in two models; or if weights differ.
+    """
+    first, second = models
+    for other in (second, *others):
+        if shared := _shared_tensors(first, other):
+            raise CustomObjectError(
+                f"{name}: {', '.join(shared)} would be one tensor in the models of several "
+                "clients. Make the network inside of the builder, so that each call returns a new "
+                "one; only parameters with requires_grad = False may be shared"
+            )
+    weights, again = first.state_dict(), second.state_dict()
+    if drawn := [key for key in weights if not torch.equal(weights[key], again[key])]:
+        raise CustomObjectError(
+            f"{name}: {', '.join(drawn)} differ between two calls under one seed. Draw them with "
+            "PyTorch, or seed the other generator inside of the builder, as in "
+            "numpy.random.default_rng(torch.initial_seed())"
+        )
+
+
+def _shared_tensors(model: nn.Module, other: nn.Module) -> list[str]:
+    """Return the names of a model's trained parameters and buffers that are in another's memory."""
+    theirs = {tensor.untyped_storage().data_ptr() for tensor in _lasting_tensors(other).values()}
+    return [
+        name
+        for name, tensor in _lasting_tensors(model).items()
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in theirs
+    ]
+
+
+def _lasting_tensors(model: nn.Module) -> dict[str, Tensor]:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {**trained, **dict(model.named_buffers())}
 
 
 def _name_of_head(model: nn.Module, name: str, shape: Shape, classes: int) -> str:
@@ -56,7 +125,7 @@ def _name_of_head(model: nn.Module, name: str, shape: Shape, classes: int) -> st
             logits = model.eval()(torch.zeros(1, *shape))
     except Exception as error:
         raise CustomObjectError(
-            f"{name} fails on samples (n, {_listed(shape)}): {_told(error)}"
+            f"{name} fails on samples (n, {_listed(shape)}): {told(error)}"
         ) from error
     finally:
         model.train(was_training)
@@ -94,8 +163,3 @@ def _require_parameters(model: nn.Module, name: str) -> None:
 
 def _listed(shape: Shape) -> str:
     return ", ".join(map(str, shape))
-
-
-def _told(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"

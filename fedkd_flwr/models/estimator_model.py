@@ -28,7 +28,7 @@ ROWS_PER_CLASS = 10
 ROUNDING = 1e-3
 """How far a sum of probabilities may be from 1."""
 
-OWN_PACKAGES = {"sklearn", "collections"}
+OWN_PACKAGES = {"sklearn", "collections", "numpy"}
 """Packages whose types the stored state of a client's own estimator may have, besides its own."""
 
 
@@ -193,11 +193,16 @@ def fitted_types(create: Callable[[], Any], features: int, classes: int) -> set[
 
 
 def fitted_on_random_numbers(
-    create: Callable[[], Any], features: int, classes: int
+    create: Callable[[], Any], features: int, classes: int, missing: bool = False
 ) -> EstimatorModel:
-    """Return a model that is fitted on `ROWS_PER_CLASS` random samples of each class."""
+    """Return a model that is fitted on `ROWS_PER_CLASS` random samples of each class.
+
+    With `missing`, a number of some samples is NaN.
+    """
     labels = torch.arange(ROWS_PER_CLASS * classes) % classes
     samples = torch.rand((len(labels), features), generator=torch.Generator().manual_seed(0))
+    if missing:
+        samples[::ROWS_PER_CLASS, 0] = torch.nan
     model = EstimatorModel(create, classes)
     with warnings.catch_warnings(action="ignore"):
         model.fit(samples, labels, torch.ones(len(labels)))

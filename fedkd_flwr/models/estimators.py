@@ -7,6 +7,7 @@ scikit-learn pipeline of a module. A function is always the builder of a network
 `fedkd_flwr.models.estimator_model` makes a module of an estimator.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -42,12 +43,17 @@ def names_estimator(name: str) -> bool:
     found = find_custom(name)
     is_network = isinstance(found, type) and issubclass(found, nn.Module)
     if hasattr(found, "fit") and not hasattr(found, "predict_proba") and not is_network:
-        raise CustomObjectError(
-            f"{name} has fit and no predict_proba, so that it has no soft predictions; choose a "
-            "classifier with predict_proba, or wrap it in sklearn.calibration's "
-            "CalibratedClassifierCV"
-        )
+        raise CustomObjectError(without_probabilities(name))
     return is_estimator(found)
+
+
+def without_probabilities(name: str) -> str:
+    """Return what to say of an estimator without ``predict_proba``."""
+    return (
+        f"{name} has fit and no predict_proba, so that it has no soft predictions; choose a "
+        "classifier with predict_proba (a VotingClassifier needs voting='soft'), or wrap it in "
+        "sklearn.calibration's CalibratedClassifierCV"
+    )
 
 
 def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> Any:
@@ -57,8 +63,6 @@ def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int
     estimators. Raises `CustomObjectError` if it cannot be created, or its ``fit`` takes no
     ``sample_weight``; in one sentence.
     """
-    from sklearn.utils.validation import has_fit_parameter  # deferred: networks do without
-
     try:
         estimator = created(find_custom(name), options)
         if hasattr(estimator, "get_params"):
@@ -69,7 +73,7 @@ def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int
             f"{name} cannot be created with the options {dict(options or {})}: {_told(error)}"
         ) from error
     last = _last_step(estimator)
-    if not has_fit_parameter(last, WEIGHT):
+    if not _takes_weights(last):
         raise CustomObjectError(
             f"{name}: fit of {type(last).__name__} takes no {WEIGHT}, which distillation needs; "
             "choose an estimator that takes it"
@@ -77,9 +81,16 @@ def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int
     return estimator
 
 
+def _takes_weights(estimator: Any) -> bool:
+    """Return whether ``fit`` takes weights, or hands keywords on to inner estimators."""
+    parameters = inspect.signature(estimator.fit).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return WEIGHT in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+
+
 def created(kind: Any, options: Mapping[str, Any] | None = None) -> Any:
     """Create an estimator that is not fitted, of a class or like an object."""
-    from sklearn.base import clone  # deferred, as above
+    from sklearn.base import clone  # deferred: networks do without
 
     if isinstance(kind, type):
         return kind(**(options or {}))
@@ -93,13 +104,16 @@ def _told(error: BaseException) -> str:
     return f"{text} ({_told(error.__cause__)})" if error.__cause__ else text
 
 
-def try_estimator(name: str, create: Callable[[], Any], features: int) -> None:
+def try_estimator(
+    name: str, create: Callable[[], Any], features: int, missing: bool = False
+) -> None:
     """Refuse an estimator that cannot be fitted, asked for probabilities, stored and read again.
 
-    Raises `CustomObjectError` with what failed on random numbers, in one sentence.
+    With `missing`, some of the random numbers are NaN. Raises `CustomObjectError` with what failed
+    on them, in one sentence.
     """
     try:
-        fitted = fitted_on_random_numbers(create, features, classes=2)
+        fitted = fitted_on_random_numbers(create, features, classes=2, missing=missing)
         again = EstimatorModel(create, classes=2)
         again.load_state_dict(fitted.state_dict())
         again(torch.zeros(2, features))
@@ -109,7 +123,7 @@ def try_estimator(name: str, create: Callable[[], Any], features: int) -> None:
     except Exception as error:
         raise CustomObjectError(
             f"{name} fails on {2 * ROWS_PER_CLASS} random samples of {features} numbers and 2 "
-            f"classes: {_told(error)}"
+            f"classes{', some of them missing' * missing}: {_told(error)}"
         ) from error
 
 

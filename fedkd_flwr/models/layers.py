@@ -43,6 +43,12 @@ def chosen_layers(model: nn.Module, choice: LayerChoice) -> list[nn.Module]:
     return layers[choice]
 
 
+def head_and_body(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the parameters of a model's last layer, and those of all others."""
+    head = list(layers_of(model)[-1].parameters(recurse=False))
+    return head, [parameter for parameter in model.parameters() if parameter not in set(head)]
+
+
 def own_tensors(layer: nn.Module) -> list[Tensor]:
     """Return the parameters and buffers of a module, without those of its submodules."""
     return [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]

@@ -64,9 +64,13 @@ class AdjacentModels:
             name: parameter.new_empty((len(models), *parameter.shape))
             for name, parameter in models[0].named_parameters()
         }
-        for row, model in enumerate(models):
-            for name, parameter in model.named_parameters():
-                parameter.data = self._parameters[name][row]
+        before = [address for model in models for address in _addresses(model)]
+        # Models of a custom builder may share frozen parameters, which then stay where they are.
+        self._is_adjacent = len(before) == len(set(before))
+        if self._is_adjacent:
+            for row, model in enumerate(models):
+                for name, parameter in model.named_parameters():
+                    parameter.data = self._parameters[name][row]
         self._addresses = [_addresses(model) for model in models]
 
     @property
@@ -91,6 +95,8 @@ class AdjacentModels:
 
         Shape (M, …) by name; None unless the models are consecutive rows.
         """
+        if not self._is_adjacent:
+            return None
         first = self._row_of.get(id(models[0]), 0)
         end = first + len(models)
         if [id(model) for model in models] != [id(model) for model in self._models[first:end]]:

@@ -2,6 +2,7 @@
 
 from fedkd_flwr.runs.checkpoint import Checkpoint, read_checkpoint, remove_checkpoint
 from fedkd_flwr.runs.continuing import (
+    ROUNDS,
     changeable,
     changed_settings,
     checkpoint_to_continue_from,
@@ -10,6 +11,7 @@ from fedkd_flwr.runs.continuing import (
     require_same_clients,
 )
 from fedkd_flwr.runs.directory import RunDirectory
+from fedkd_flwr.runs.failures import failures_in_words
 from fedkd_flwr.runs.folders import (
     CodeNotNamedError,
     DamagedRunError,
@@ -23,6 +25,7 @@ from fedkd_flwr.runs.reading import Run, load_run
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
 
 __all__ = [
+    "ROUNDS",
     "Checkpoint",
     "CodeNotNamedError",
     "DamagedRunError",
@@ -35,6 +38,7 @@ __all__ = [
     "checkpoint_to_continue_from",
     "default_run_directory",
     "described",
+    "failures_in_words",
     "load_run",
     "names_of_code",
     "read_checkpoint",

@@ -31,11 +31,14 @@ from fedkd_flwr.runs.checkpoint import (
     server_file,
 )
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError
+from fedkd_flwr.runs.own_code import changed_code
 from fedkd_flwr.runs.provenance import other_major_versions
-from fedkd_flwr.runs.reading import Row, Run, damaged
+from fedkd_flwr.runs.reading import Run, damaged
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
 from fedkd_flwr.runs.writing import as_lines, write_json
+from strategies.core.evaluations import Row
 from strategies.core.rounds import NEW_CLIENTS
+from strategies.core.state import saved_fields
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
@@ -71,8 +74,8 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
 
     Old and new value of each key that differs. Raises `RunDirectoryError` if the run is finished
     and neither rounds nor newcomers are added, its checkpoint is gone, it was written with other
-    major versions, or it ran with a setting that was removed; `ConfigError` if a key differs that
-    must not change.
+    major versions or other code of the user, or it ran with a setting that was removed;
+    `ConfigError` if a key differs that must not change.
     """
     _require_known_keys(run)
     before = recorded_config(run, names_of_code(wanted.flat()))
@@ -90,6 +93,7 @@ def changed_settings(run: Run, wanted: Configuration) -> Changes:
         )
     _require_more_clients(wanted, plan.num_clients)
     _require_same_versions(run, wanted)
+    _require_same_code(run, wanted)
     _require_growth(wanted, plan.num_server_rounds)
     _require_continuable(run, wanted)
     return changes
@@ -120,6 +124,16 @@ def _require_same_versions(run: Run, wanted: Configuration) -> None:
         raise RunDirectoryError(
             f"{run.path} was written with other major versions: {', '.join(others)}. Install those "
             "versions, or add --accept-changes (-c accept-changes=true) if the change is intended."
+        )
+
+
+def _require_same_code(run: Run, wanted: Configuration) -> None:
+    """Refuse other own code than that which made the run, unless it is intended."""
+    others = [] if wanted.run.accept_changes else changed_code(run, wanted.flat())
+    if others:
+        raise RunDirectoryError(
+            f"{run.path} was made with other code of {', '.join(others)}. Restore that code, or "
+            "add --accept-changes (-c accept-changes=true) if the change is intended."
         )
 
 
@@ -262,12 +276,19 @@ def require_memories(run: Run, wanted: RunConfig) -> Checkpoint:
     """
     state_dir = wanted.state_dir
     checkpoint, _ = checkpoint_to_continue_from(run, state_dir)
-    if not wanted.method.client.keeps_state(wanted):
+    if not _keep_state(wanted):
         return checkpoint
     completed, folders = checkpoint.completed_rounds, _memory_folders(run, state_dir)
     if completed and not _any_remembers(folders, completed):
         raise RunDirectoryError(_no_memory(run, state_dir, completed))
     return checkpoint
+
+
+def _keep_state(run: RunConfig) -> bool:
+    """Return whether the clients of a run keep anything from one message to the next."""
+    client = run.method.client
+    keep_own = client.keeps_model or bool(saved_fields(client.State))
+    return keep_own or bool(run.dp_sgd.noise_multiplier) or run.plan.safeguard.is_on
 
 
 def _no_memory(run: Run, state_dir: str, completed: int) -> str:

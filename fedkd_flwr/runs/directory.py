@@ -48,7 +48,8 @@ from fedkd_flwr.runs.continuing import (
 )
 from fedkd_flwr.runs.folders import RunDirectoryError, absolute, remove_empty, require_new
 from fedkd_flwr.runs.lock import lock_directory
-from fedkd_flwr.runs.reading import MATRICES, Row, Run, damaged, load_run
+from fedkd_flwr.runs.own_code import ACCEPTED, python_here, python_of
+from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run
 from fedkd_flwr.runs.recorded import names_of_code
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from fedkd_flwr.runs.writing import (
@@ -59,6 +60,7 @@ from fedkd_flwr.runs.writing import (
     sync_round,
     write_json,
 )
+from strategies.core.evaluations import Row
 from strategies.core.flower import log
 from strategies.core.rounds import Observer, RoundRecord
 
@@ -184,13 +186,12 @@ class RunDirectory(Observer):
         try:
             self._begin_to_continue()
             self._begin_files(record)
-            for name, rows in {"clients": record.clients, **record.tables}.items():
-                self._append(f"{name}.jsonl", rows)
             for name, matrix in record.matrices.items():
                 append_array(self.path / MATRICES / f"{name}.npy", matrix)
             if record.global_model:
                 self._save_global_model(record)
-            self._append("rounds.jsonl", [record.row])
+            for name, rows in record.tables.items():
+                self._append(f"{name}.jsonl", rows)
             sync_round(self.path, record.server_round, self._appended)
             self._write_memories(record.server_round)
             write_checkpoint(self.path, record, self.seconds, sorted(self._appended))
@@ -308,6 +309,9 @@ class RunDirectory(Observer):
         changes = changed_settings(run, configuration)
         if changes:
             log(INFO, "Changed: %s", described(changes))
+        if (before := python_of(run.description)) not in ("", python_here()):
+            told = "The run was made with Python %s, and this is %s: numbers may differ"
+            log(WARNING, told, before, python_here())
         checkpoint, lost = checkpoint_to_continue_from(run, configuration.run.state_dir)
         completed = checkpoint.completed_rounds
         if lost:
@@ -320,6 +324,7 @@ class RunDirectory(Observer):
         config = {**run.config, **{key: value for key, (_, value) in changes.items()}}
         continued = [*run.description.get("continued", []), leg]
         description = {**run.description, "config": config, "continued": continued}
+        description.pop(ACCEPTED, None)
         self._continued_as = run.continued(completed, description)
         self._sizes, self._appended = checkpoint.sizes, set(checkpoint.sizes)
         self._seconds_before = checkpoint.seconds
@@ -333,7 +338,7 @@ class RunDirectory(Observer):
 
     def _begin_files(self, record: RoundRecord) -> None:
         """Note the files of a round, and remove those that only a lost round has written."""
-        tables = (f"{name}.jsonl" for name in ("rounds", "clients", *record.tables))
+        tables = (f"{name}.jsonl" for name in record.tables)
         files = {*tables, *(f"{MATRICES}/{name}.npy" for name in record.matrices)}
         for name in files - self._appended:
             (self.path / name).unlink(missing_ok=True)

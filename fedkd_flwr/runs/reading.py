@@ -3,10 +3,12 @@
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from itertools import product
 from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +20,20 @@ from fedkd_flwr.config import current_config
 from fedkd_flwr.runs.arrays import ArraysError, read_arrays
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
 from fedkd_flwr.runs.provenance import legs_of
+from strategies.core.counts import MODELS, SPLITS, Counts, column_prefix
+from strategies.core.evaluations import (
+    COLUMNS,
+    EVALUATIONS,
+    Row,
+    evaluation_row,
+    with_evaluations,
+    with_statistics,
+)
 from strategies.core.flower import log
 from strategies.core.pair_matrix import STARTS, whole_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Row = dict[str, Any]
-"""One line of ``rounds.jsonl``, ``clients.jsonl`` or a method's further table."""
 
 Types = Mapping[str, type | tuple[type, ...]]
 """Names and types that a JSON object must hold."""
@@ -39,14 +47,26 @@ RUN_ID = re.compile("[0-9a-f]*")
 MATRICES = "matrices"
 """Folder with a file for each matrix of the method."""
 
-OF_EVERY_RUN = ("rounds.jsonl", "clients.jsonl")
-"""Tables that every run has."""
+OF_EVERY_RUN = ("rounds", "clients", EVALUATIONS)
+"""Tables that every run has; the last one since version 0.2."""
 
-CLIENT_KEYS = ("round", "partition_id")
+CLIENT_KEYS: Types = {"round": int, "partition_id": int}
 """Keys that every line about a client holds."""
+
+KEYS: Mapping[str, Types] = {
+    "rounds": {"round": int},
+    EVALUATIONS: {
+        "round": int, "client": int, "model": str, "split": str, "correct": int, "total": int,
+        "loss": (int, float, type(None)),
+    },
+}  # fmt: skip
+"""Keys that every line of a table holds, if not `CLIENT_KEYS`."""
 
 RESULT = (dict, type(None))
 """A round's accuracy, or null where no client was evaluated."""
+
+ACCURACIES = ("accuracy", *(f"accuracy_{name}" for name in ("mean", "min", "max", "weighted")))
+"""Columns that hold parts of 1, each also of the validation data."""
 
 SUMMARY: Types = {
     "strategy": str, "rounds": int, "seconds": float, "last_round": RESULT,
@@ -105,22 +125,39 @@ class Run:
 
     @cached_property
     def round_rows(self) -> list[Row]:
-        """One row per round: rounds 1, 2, 3, … in order."""
-        rows = self._rows("rounds.jsonl", ("round",))
+        """One row per round, with accuracies: rounds 1, 2, 3, … in order."""
+        rows = self.stored("rounds")
         if [row["round"] for row in rows] != list(range(1, len(rows) + 1)):
-            raise self._damaged_lines("rounds.jsonl", "rounds are missing or out of order")
-        return rows
+            raise self._damaged_lines("rounds", "rounds are missing or out of order")
+        clients: dict[int, list[Row]] = defaultdict(list)
+        for row in self.client_rows:
+            clients[row["round"]].append(row)
+        # Versions before 0.2 wrote accuracies into each row.
+        return [
+            row if "accuracy_mean" in row else with_statistics(row, clients[row["round"]])
+            for row in rows
+        ]
 
     @cached_property
     def client_rows(self) -> list[Row]:
-        """One row per client and round."""
-        return self._rows("clients.jsonl", CLIENT_KEYS)
+        """One row per client and round, with accuracies."""
+        return with_evaluations(self.stored("clients"), self.evaluation_rows)
+
+    @cached_property
+    def evaluation_rows(self) -> list[Row]:
+        """One row per round, client, model and split, also of versions before this table."""
+        before = [found for row in self.stored("clients") for found in evaluations_in(row)]
+        return [*before, *self.stored(EVALUATIONS)]
 
     @cached_property
     def further_rows(self) -> dict[str, list[Row]]:
         """Rows of the method's further tables by name."""
-        names = {file.stem for file in self.path.glob("*.jsonl")} - {"rounds", "clients"}
-        return {name: self._rows(f"{name}.jsonl", CLIENT_KEYS) for name in sorted(names)}
+        names = {file.stem for file in self.path.glob("*.jsonl")}.difference(OF_EVERY_RUN)
+        return {name: self.stored(name) for name in sorted(names)}
+
+    def rounds_after(self, server_round: int) -> list[Row]:
+        """Return the rows of rounds after one; without any, no other table is read."""
+        return self.round_rows[server_round:] if len(self.stored("rounds")) > server_round else []
 
     def table(self, name: str) -> "pd.DataFrame":
         """Return a further table of the method; empty if there is none of that name."""
@@ -141,6 +178,13 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(self.client_rows)
+
+    @cached_property
+    def evaluations(self) -> "pd.DataFrame":
+        """One row per evaluation: round, client, model, split, correct, total and loss."""
+        import pandas as pd
+
+        return pd.DataFrame(self.evaluation_rows, columns=[*COLUMNS])
 
     @cached_property
     def last_evaluations(self) -> "pd.DataFrame":
@@ -197,9 +241,22 @@ class Run:
         DamagedRunError
             With the file, what is wrong with it, and the remedy.
         """
-        _ = self.description, self.round_rows, self.client_rows, self.further_rows
+        _ = self.description, self.round_rows
+        evaluated = self.stored(EVALUATIONS)
+        tables = {
+            EVALUATIONS: [
+                {**row, "accuracy": row["correct"] / max(row["total"], 1)} for row in evaluated
+            ],
+            **{name: self.stored(name) for name in ("clients", "rounds", *self.further_rows)},
+        }
+        for name, rows in tables.items():
+            for reason in filter(None, map(_impossible_accuracy, rows)):
+                raise self._damaged_lines(name, reason)
         if self.summary:
             self.require_rounds(self.summary["rounds"])
+            chosen = self.summary["validation_round"]
+            if chosen and (reason := _impossible_accuracy(chosen)):
+                raise damaged(self.path / "summary.json", reason, self._redo)
         if (self.path / "matrices.npz").exists():
             log(WARNING, "%s: matrices.npz is a format of version 0.1 and is not read.", self.path)
 
@@ -210,18 +267,30 @@ class Run:
         """
         if len(self.round_rows) < rounds:
             reason = f"it holds {len(self.round_rows)} of {rounds} rounds"
-            raise self._damaged_lines("rounds.jsonl", reason)
+            raise self._damaged_lines("rounds", reason)
         lost = set(range(1, rounds + 1)) - {row["round"] for row in self.client_rows}
         if lost:
-            raise self._damaged_lines("clients.jsonl", f"it has no line of round {min(lost)}")
+            raise self._damaged_lines("clients", f"it has no line of round {min(lost)}")
+        last = (self.summary or {}).get("last_round")
+        if last and self.round_rows[int(last["round"]) - 1]["accuracy_mean"] is None:
+            raise self._damaged_lines(EVALUATIONS, f"it has no line of round {last['round']:.0f}")
         for file in (self.path / MATRICES).glob("*.npy"):
             there = len(self._rounds_of(file))
             if there < rounds:
                 raise self._damaged_matrix(file, f"it holds {there} of {rounds} rounds")
 
-    def _rows(self, name: str, keys: tuple[str, ...]) -> list[Row]:
-        """Return the rows of a file of JSON lines; an incomplete last line is ignored."""
-        file = self.path / name
+    def stored(self, name: str) -> list[Row]:
+        """Return the rows of a table as they are stored; an incomplete last line is ignored."""
+        if name not in self._stored:
+            self._stored[name] = self._read_rows(name)
+        return self._stored[name]
+
+    @cached_property
+    def _stored(self) -> dict[str, list[Row]]:
+        return {}
+
+    def _read_rows(self, name: str) -> list[Row]:
+        file = self.path / f"{name}.jsonl"
         if not file.exists():
             return []
         try:
@@ -236,7 +305,7 @@ class Run:
                 if number == len(lines):
                     break
                 raise self._damaged_lines(name, f"line {number}: {_reason(error)}") from None
-            _require_types(file, rows[-1], dict.fromkeys(keys, int), self._remedy_for(name))
+            _require_types(file, rows[-1], KEYS.get(name, CLIENT_KEYS), self._remedy_for(name))
         return [row for row in rows if row["round"] <= self._last_round]
 
     def _matrices_of(self, name: str) -> list[NDArray[Any]]:
@@ -274,7 +343,7 @@ class Run:
         return "restore it from a copy, or move it elsewhere to read the run without this table"
 
     def _damaged_lines(self, name: str, reason: str) -> DamagedRunError:
-        return damaged(self.path / name, reason, self._remedy_for(name))
+        return damaged(self.path / f"{name}.jsonl", reason, self._remedy_for(name))
 
     def _damaged_matrix(self, file: Path, reason: str) -> DamagedRunError:
         name = file.stem.removesuffix(STARTS)
@@ -300,7 +369,7 @@ def load_run(path: str | Path, allow_code: str | Iterable[str] = ()) -> Run:
     Returns
     -------
     Run
-        With the frames `rounds` and `clients`, `matrices` and `summary`.
+        With the frames `rounds`, `clients` and `evaluations`, `matrices` and `summary`.
 
     Raises
     ------
@@ -315,6 +384,22 @@ def load_run(path: str | Path, allow_code: str | Iterable[str] = ()) -> Run:
     run = Run(directory, (allow_code,) if isinstance(allow_code, str) else tuple(allow_code))
     run.check()
     return run
+
+
+def evaluations_in(row: Row) -> list[Row]:
+    """Return the evaluations in a client's row of a version that had no table of them.
+
+    Accuracies without counts are of as many samples as the client's own model was evaluated on.
+    """
+    found = []
+    for model, split in product(MODELS, SPLITS):
+        prefix, total = column_prefix(model, split), row.get(f"{column_prefix('own', split)}total")
+        correct, accuracy = (row.get(f"{prefix}{name}") for name in ("correct", "accuracy"))
+        if total and (correct is not None or accuracy is not None):
+            right = round(accuracy * total) if correct is None else int(correct)
+            counts = Counts(model, split, right, int(total), row.get(f"{prefix}loss"))
+            found.append(evaluation_row(row["round"], row["partition_id"], counts))
+    return found
 
 
 def damaged(file: Path, reason: str, remedy: str) -> DamagedRunError:
@@ -339,6 +424,18 @@ def _require_types(file: Path, content: Any, needed: Types, remedy: str) -> None
     for name, kind in needed.items():
         if name not in content or not isinstance(content[name], kind):
             raise damaged(file, f"{name} is missing or has the wrong type", remedy)
+
+
+def _impossible_accuracy(row: Row) -> str:
+    """Return what is wrong with the accuracies of a row; empty if nothing is."""
+    for name in (*ACCURACIES, *(f"validation_{name}" for name in ACCURACIES)):
+        value = row.get(name)
+        if isinstance(value, int | float) and (value < 0 or value > 1):
+            return (
+                f"{name} = {value:g} in round {row['round']:g}; accuracies are parts of 1: write "
+                "0.875 for 87.5%"
+            )
+    return ""
 
 
 def _reason(error: Exception) -> str:

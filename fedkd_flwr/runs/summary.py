@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fedkd_flwr.runs.continuing import received_by
+from fedkd_flwr.runs.own_code import digests_of_code
 from fedkd_flwr.runs.provenance import provenance
-from fedkd_flwr.runs.reading import Row, Run
-from strategies.core.evaluations import accuracy_statistics
+from fedkd_flwr.runs.reading import Run
+from strategies.core.evaluations import Row, accuracy_statistics
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def describe_run(configuration: "Configuration") -> dict[str, Any]:
     return {
         "id": uuid.uuid4().hex,
         "config": configuration.flat(),
+        "code": digests_of_code(configuration.flat()),
         **provenance(configuration.run.server_device),
         "started": now(),
     }
@@ -36,7 +38,9 @@ def describe_leg(
 ) -> dict[str, Any]:
     """Return what ``config.json`` holds of a continuation: code, packages, machine, settings."""
     made_by = provenance(configuration.run.server_device)
-    return {"after_round": after_round, "started": now(), "changes": dict(changes), **made_by}
+    code = {"code": digests_of_code(configuration.flat())}
+    when = {"after_round": after_round, "started": now()}
+    return {**when, "changes": dict(changes), **code, **made_by}
 
 
 def now() -> str:

@@ -10,7 +10,8 @@ from typing import Any
 from fedkd_flwr.files import sync, write_text
 from fedkd_flwr.memory import round_of
 from fedkd_flwr.runs.checkpoint import forget_checkpoints_after
-from fedkd_flwr.runs.reading import MATRICES, Row, Run
+from fedkd_flwr.runs.reading import MATRICES, Run
+from strategies.core.evaluations import Row
 
 
 def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:

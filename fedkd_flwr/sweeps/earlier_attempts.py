@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from fedkd_flwr.runs import (
     names_of_code,
     require_memories,
 )
+from fedkd_flwr.runs.continuing import ACCEPT
 from fedkd_flwr.runs.lock import lock_directory
+from fedkd_flwr.runs.own_code import accept_code, changed_code
+from strategies.core.flower import log
 
 WHOLE_EXTRAS = ("models-dir", "keep-best", "record-answers")
 """Those of `EXTRAS` that a run has or lacks; of the others it may have a part."""
@@ -28,9 +32,21 @@ EXTRAS = (*WHOLE_EXTRAS, "measures", "tracker")
 
 
 def finished_run(path: Path, values: Mapping[str, Scalar]) -> Run | None:
-    """Return the finished run of a directory if it has these settings."""
+    """Return the finished run of a directory if it has these settings, and was made by this code.
+
+    With ``accept-changes``, a run of other code counts as made by this one from now on.
+    """
     run = run_with(path, values)
-    return run if run and run.finished else None
+    if run is None or not run.finished:
+        return None
+    others = changed_code(run, values)
+    if others and not values[ACCEPT]:
+        told = "%s is finished with other code of %s: rerun; --accept-changes keeps such runs"
+        log(WARNING, told, path.name, ", ".join(others))
+        return None
+    if others:
+        accept_code(run, values)
+    return run
 
 
 def rounds_to_continue_from(path: Path, values: Mapping[str, Scalar]) -> int:

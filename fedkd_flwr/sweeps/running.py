@@ -296,7 +296,7 @@ def _in_parallel(
         for run in running:
             # On a shared folder a file may be incomplete; the final result is checked.
             with suppress(RunDirectoryError):
-                for row in Run(run.path).round_rows[seen.get(run.name, run.completed) :]:
+                for row in Run(run.path).rounds_after(seen.get(run.name, run.completed)):
                     listen(run.name, row)
                     seen[run.name] = row["round"]
 

@@ -30,6 +30,8 @@ from fedkd_flwr.training.loop import (
     backpropagate,
     require_finite,
     require_finite_weights,
+    require_gradient,
+    required_loss,
     trained_by,
 )
 from fedkd_flwr.training.stacked_models import Chosen, Stack, StackedDescent, Tensors, trained_names
@@ -169,6 +171,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     owned = [torch.stack(tensors) for tensors in zip(*map(_tensors_of, jobs), strict=True)]
     objective = Objective(stack.skeleton, jobs[0].loss)
     totals = torch.zeros(len(jobs), device=next(iter(stack.parameters.values())).device)
+    firsts = torch.zeros_like(totals)
     seen = [0] * len(jobs)
     errors: dict[int, Exception] = {}
 
@@ -176,8 +179,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
         parameters: Tensors, buffers: Tensors, tensors: Sequence[Tensor], batch: Batch
     ) -> Tensor:
         named = {f"model.{name}": tensor for name, tensor in (parameters | buffers).items()}
-        loss: Tensor = functional_call(objective, named, (tensors, batch))
-        return loss
+        return required_loss(functional_call(objective, named, (tensors, batch)))
 
     losses_of = torch.func.vmap(loss_of_one, randomness="error")
 
@@ -187,10 +189,13 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
         leaves = {name: parameters[name].requires_grad_() for name in descent.names}
         buffers = {name: chosen.of(tensor) for name, tensor in stack.buffers.items()}
         losses = losses_of(parameters, buffers, [chosen.of(tensor) for tensor in owned], batch)
+        require_gradient(losses)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         descent.step(dict(zip(leaves, gradients, strict=True)), chosen)
         for name, buffer in buffers.items():
             chosen.put(stack.buffers[name], buffer)
+        if step < len(descents):
+            firsts[chosen.index] += losses.detach()
         if descent is descents[-1]:
             totals[chosen.index] += losses.detach() * batch[0].shape[1]
             for member in members:
@@ -206,7 +211,7 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
     for descent in descents:
         descent.unstack()
     means = [total / max(count, 1) for total, count in zip(totals.tolist(), seen, strict=True)]
-    results = map(_checked, means, stack.sums())
+    results = map(_checked, means, stack.sums(), firsts)
     return [errors.get(position) or result for position, result in enumerate(results)]
 
 
@@ -215,9 +220,9 @@ def _tensors_of(job: TrainJob) -> Sequence[Tensor]:
     return getattr(job.loss, "tensors", ())
 
 
-def _checked(loss: float, weights: float) -> float | DivergedError:
+def _checked(loss: float, weights: float, first: Tensor) -> float | DivergedError:
     try:
-        require_finite(loss)
+        require_finite(loss, first)
         require_finite_weights(weights)
     except DivergedError as error:
         return error

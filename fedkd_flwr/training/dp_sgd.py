@@ -28,6 +28,7 @@ from fedkd_flwr.models.torch_internals import mixes_samples
 from fedkd_flwr.training.batched_functions import Objective
 from fedkd_flwr.training.loop import Batch, Loss
 from fedkd_flwr.training.settings import SMALLEST_NOISE
+from strategies.core.flower import root_log_as_it_is
 
 PRIVATE_COLUMNS = 2
 """Images and labels: the first tensors of a batch, with one row per private sample."""
@@ -185,7 +186,8 @@ def _epsilon(steps: tuple[tuple[float, float, float], ...], delta: float) -> flo
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
-    accountant = RdpAccountant()
-    for rate, noise, count in steps:
-        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), int(count))
-    return float(accountant.get_epsilon(delta))
+    with root_log_as_it_is():
+        accountant = RdpAccountant()
+        for rate, noise, count in steps:
+            accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), int(count))
+        return float(accountant.get_epsilon(delta))

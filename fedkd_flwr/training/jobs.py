@@ -51,6 +51,22 @@ class TrainJob:
     gradients: Gradients = backpropagate
     alternate: torch.optim.Optimizer | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a loss of PyTorch itself, which takes logits.
+
+        Raises
+        ------
+        TypeError
+            With what to write instead.
+        """
+        module = getattr(self.loss, "__module__", None) or ""
+        if isinstance(self.loss, nn.Module) or module.startswith("torch."):
+            name = getattr(self.loss, "__name__", type(self.loss).__name__)
+            raise TypeError(
+                f"the loss {name} takes logits, and a loss of a training takes the model and the "
+                f"batch: lambda model, images, labels: {name}(model(images), labels)"
+            )
+
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers in the order of their turns, `optimizer` last."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedkd_flwr.custom_objects.importing import told
 from fedkd_flwr.models.torch_internals import tracking_batch_norms
 from fedkd_flwr.models.vectors import copied_state
 from strategies.core.randomness import random_generator
-from strategies.core.replies import LARGEST_LOSS
 
 INFERENCE_BATCH = 256
 """Samples in a batch of predictions. With many more, each convolution's output takes new pages from
@@ -60,16 +60,6 @@ class Evaluation:
     def rank(self) -> tuple[int, float]:
         """Correct predictions and minus the loss, by which a model is chosen: higher is better."""
         return self.correct, -self.loss
-
-    def numbers(self, prefix: str = "") -> dict[str, float]:
-        """Return the results by name. A loss that is too large for a mean is left out."""
-        counts: dict[str, float] = {
-            f"{prefix}correct": self.correct,
-            f"{prefix}total": self.total,
-        }
-        if not abs(self.loss) <= LARGEST_LOSS:
-            return counts
-        return {**counts, f"{prefix}loss": self.loss}
 
 
 def batch_starts(num_samples: int, batch_size: int) -> list[int]:
@@ -147,9 +137,81 @@ def backpropagate(
     model: nn.Module, loss: Loss, batch: Batch, parameters: Sequence[nn.Parameter]
 ) -> Tensor:
     """Set some parameters' gradients of the mean loss of a batch, and return that loss."""
-    batch_loss = loss(model, *batch)
+    batch_loss = required_loss(loss(model, *batch))
+    require_gradient(batch_loss)
     batch_loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
     return batch_loss
+
+
+def required_loss(loss: object) -> Tensor:
+    """Return what a loss function returned, after checking that it is one number.
+
+    Raises `TypeError` with what to return instead.
+    """
+    if isinstance(loss, Tensor) and not loss.dim():
+        return loss
+    shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+    raise TypeError(
+        f"the loss returned a {type(loss).__name__}{shape}; return the mean over the batch, a "
+        "tensor without dimensions"
+    )
+
+
+def require_gradient(loss: Tensor) -> None:
+    """Refuse a loss that no parameter enters. Raises `TypeError`."""
+    if not loss.requires_grad:
+        raise TypeError(
+            "the loss has no gradient: it should not be detached, nor computed under torch.no_grad"
+        )
+
+
+def try_step(model: nn.Module, batch: Batch, part: str, optimizer: torch.optim.Optimizer) -> float:
+    """Take one optimizer step on the cross-entropy of a batch, and return the loss.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Trained in place.
+    batch : tuple of Tensor
+        Images (n, ...) and labels (n,).
+    part : str
+        What the optimizer trains, for messages: ``model``, ``head`` or ``body``.
+    optimizer : torch.optim.Optimizer
+        Over parameters of the model.
+
+    Raises
+    ------
+    ValueError
+        If nothing would be trained, or the step fails; in one sentence.
+    """
+    images, labels = batch
+    parameters = trained_by(optimizer)
+    if not parameters:
+        raise ValueError(
+            f"nothing is left to train: all parameters of the {part} have requires_grad = False"
+        )
+    try:
+        loss = functional.cross_entropy(model.train()(images), labels)
+        if loss.requires_grad:
+            loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
+            optimizer.step()
+    # A custom network may raise anything.
+    except Exception as error:
+        if len(images) == 1 and "more than 1 value per channel" in str(error):
+            raise ValueError(
+                "batch normalization cannot train on a batch of one sample: set batch-size (and "
+                "public-batch-size) to 2 or more, and give each client at least two samples to "
+                "train"
+            ) from error
+        raise ValueError(
+            f"a training step on {len(images)} samples fails: {told(error)}"
+        ) from error
+    if not loss.requires_grad:
+        raise ValueError(
+            "its output has no gradient: forward should neither detach it nor run under "
+            "torch.no_grad"
+        )
+    return float(loss.detach())
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -195,18 +257,19 @@ def train_on(
     """
     model.train()
     device = next(model.parameters()).device
-    total, seen = torch.zeros((), device=device), 0
+    total, seen, first = torch.zeros((), device=device), 0, None
     turns = [(turn, trained_by(turn)) for turn in (alternate, optimizer) if turn]
     for batch, (turn, parameters) in zip(batches, cycle(turns), strict=False):
         turn.zero_grad(set_to_none=True)
         batch_loss = gradients(model, loss, batch, parameters)
         turn.step()
+        first = batch_loss.detach() if first is None else first
         if turn is optimizer:
             # Summed on the device, because reading it here would wait for every batch.
             total += batch_loss.detach() * len(batch[0])
             seen += len(batch[0])
     mean_loss = float(total) / max(seen, 1)
-    require_finite(mean_loss)
+    require_finite(mean_loss, first)
     require_finite_weights(sum_of_trained(model))
     return mean_loss
 
@@ -218,12 +281,17 @@ def sum_of_trained(model: nn.Module) -> float:
     return float(torch.stack([tensor.sum() for tensor in (*model.parameters(), *moved)]).sum())
 
 
-def require_finite(loss: float) -> None:
+def require_finite(loss: float, first: Tensor | None = None) -> None:
     """Refuse a training that has diverged. The client then keeps its previous model.
 
-    Raises `DivergedError` if the loss is not finite.
+    `first` is the loss of the first batch. Raises `DivergedError` if the loss is not finite.
     """
     if not math.isfinite(loss):
+        if first is not None and not first.isfinite():
+            raise DivergedError(
+                f"the loss of the first batch is {first.item()}, before any step; look at the loss "
+                "function, the model and the data"
+            )
         raise DivergedError(f"training diverged (loss {loss}); lower the learning-rate")
 
 

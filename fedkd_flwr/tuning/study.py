@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import DatabaseError
 
 from fedkd_flwr.analysis.settings import defining_settings
+from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, current_config
 from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.methods import find_method
@@ -249,6 +250,8 @@ class MethodSearch:
         open_trial = _reopened(study, trial)
         try:
             reached = [self.runs.advance(number, seed, chosen, rung) for seed in self.seeds]
+        except ClientCodeError:
+            raise
         except (ConfigError, RuntimeError) as error:
             # Settings that cannot work together, or a training that diverged, use up a trial.
             log(WARNING, "%s, trial %d failed: %s", self.strategy, number, error)

@@ -17,6 +17,7 @@ from fedkd_flwr.runs import (
     names_of_code,
     remove_checkpoint,
 )
+from fedkd_flwr.runs.own_code import changed_code
 from fedkd_flwr.sweeps.earlier_attempts import (
     finished_run,
     move_aside,
@@ -126,4 +127,4 @@ def _stop_at(rung: int | None, row: Mapping[str, Any]) -> None:
 def _has_rounds(path: Path, values: Mapping[str, Any], rung: int) -> bool:
     """Return whether a run has a round already, from before the search was interrupted."""
     run = run_with(path, values)
-    return run is not None and len(run.round_rows) >= rung
+    return run is not None and len(run.round_rows) >= rung and not changed_code(run, values)

@@ -198,7 +198,7 @@ def _checked(settings: Mapping[str, Any], name: str) -> Configuration:
     """Return the config of a method, after checking that it can be searched."""
     configuration = read_config({**settings, "strategy": name})
     search_space(configuration.run.method)
-    split = configuration.run.data.client_split
+    split = configuration.run.data.split
     if not min(read_split(split)[1]):
         raise ConfigError(
             f"client-split = {split!r} has no validation data to choose settings by; "

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.core.client_info import ClientInfo
-from strategies.core.evaluations import Evaluation
+from strategies.core.evaluations import Row
 from strategies.core.exchange import Exchange, InTurn
 from strategies.core.membership import Membership
 from strategies.core.metrics import OF_TRAINING, add_times, add_to_metrics, columns_of_training
@@ -92,10 +92,7 @@ class CurrentRound:
     def columns(self, metrics: Iterable[Metric]) -> dict[str, Any]:
         """Return the columns of the round's row that follow from its messages.
 
-        Parameters
-        ----------
-        metrics : iterable of Metric
-            The metrics that the method declares.
+        `metrics` are those that the method declares.
         """
         reported = self.metrics.values()
         return {
@@ -111,16 +108,11 @@ class CurrentRound:
         return {f"seconds_{phase}": round(value, 4) for phase, value in self.seconds.items()}
 
     def client_rows(
-        self, clients: Mapping[int, ClientInfo], evaluations: Mapping[int, Evaluation]
-    ) -> list[dict[str, Any]]:
+        self, clients: Mapping[int, ClientInfo], evaluations: Mapping[int, Row]
+    ) -> list[Row]:
         """Return one row per client that was evaluated, sampled or failed in the round.
 
-        Parameters
-        ----------
-        clients : mapping of int to ClientInfo
-            All clients that have joined, by partition-id.
-        evaluations : mapping of int to dict
-            The evaluations of the round, by partition-id.
+        `evaluations` are columns to add, by partition-id.
         """
         traffic, failures = self.exchange.traffic.by_client, self.exchange.failures
         return [

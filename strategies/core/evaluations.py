@@ -1,23 +1,36 @@
 """Evaluations of clients: what they report, the checks, and which of them are current.
 
-A client is evaluated with the model that it has just trained, or with the one that the server sends
-after a round. Where clients are sent a model, its accuracy is also counted at the other of these
-moments: before local training, *received*, or after it, *trained*.
+They are rows of one table. The accuracies of clients and rounds follow from it, by
+`with_evaluations` and `with_statistics`, for the server and for whoever reads the run.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from itertools import product
+from typing import Any
 
 import numpy as np
 from flwr.app import Message
 
 from strategies.core.answers import ANSWERS, as_text, check_answers
 from strategies.core.client_info import ClientInfo
+from strategies.core.counts import (
+    IN_TRAINING,
+    MODELS,
+    SPLITS,
+    Counts,
+    EvaluatedModel,
+    check_counts,
+    column_prefix,
+    counts_in,
+    metric_name,
+    metrics_of,
+)
 from strategies.core.exchange import Exchange
 from strategies.core.metrics import FINE_TUNING_STEPS, fine_tuning_steps
 from strategies.core.optional_metrics import (
-    LARGEST_COUNT,
     MEANS,
     check_class_counts,
     measured_metrics,
@@ -25,52 +38,41 @@ from strategies.core.optional_metrics import (
 )
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Metric, Reply
-from strategies.core.safeguard import (
-    SAFEGUARD_COLUMNS,
-    SAFEGUARD_METRICS,
-    check_safeguarded,
-    safeguarded_accuracies,
+from strategies.core.safeguard import GUARDED, SAFEGUARD_METRICS, check_safeguarded
+
+Row = dict[str, Any]
+"""A row of one of the run's tables."""
+
+EVALUATIONS = "evaluations"
+"""The table of evaluations."""
+
+COLUMNS = ("round", "client", "model", "split", "correct", "total", "loss")
+"""Its columns."""
+
+MEAN_COLUMNS = (
+    *MEANS,
+    *(f"{prefix}accuracy" for pair in product(MODELS, SPLITS) if (prefix := column_prefix(*pair))),
+    "safeguard_weight",
 )
-
-Evaluation = dict[str, Any]
-"""A client's row of results, computed by `read_evaluation`."""
-
-EvaluationPoint = Literal["", "received", "trained"]
-"""When a train message has the model counted a second time: before or after local training."""
-
-COUNTS = (
-    Metric("correct", averaged=False, low=0, high=LARGEST_COUNT),
-    Metric("total", averaged=False, low=1, high=LARGEST_COUNT),
-    Metric("loss", averaged=False),
-    Metric("validation-correct", averaged=False, low=0, high=LARGEST_COUNT),
-    Metric("validation-total", averaged=False, low=0, high=LARGEST_COUNT),
-    Metric("validation-loss", averaged=False),
-    FINE_TUNING_STEPS,
-)
-"""What an evaluation reports; a loss that is not finite is omitted."""
+"""Columns of a client whose means are in the row of a round, if reported."""
 
 
-def counts_at(moment: EvaluationPoint) -> tuple[Metric, ...]:
-    """Return what a train reply reports of a moment: correct predictions and samples."""
-    names = ("correct", "total", "validation-correct", "validation-total") if moment else ()
-    return tuple(
-        Metric(f"{moment}-{name}", averaged=False, low=0, high=LARGEST_COUNT) for name in names
-    )
+@dataclass(frozen=True)
+class Evaluation:
+    """What a client reports of an evaluation: counts, and further columns of its row."""
 
+    counts: list[Counts]
+    columns: Row
 
-def accuracies_of(moment: EvaluationPoint) -> tuple[Metric, ...]:
-    """Return the metrics that `accuracies_at` computes for a moment."""
-    names = ("accuracy", "validation-accuracy") if moment else ()
-    return tuple(Metric(f"{moment}-{name}", low=0, high=1) for name in names)
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether the client has told how many test samples its own model gets right."""
+        return any((found.model, found.split) == ("own", "test") for found in self.counts)
 
-
-def accuracies_at(moment: EvaluationPoint, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Compute accuracies at a moment from its counts, on the test and the validation split."""
-    return {
-        f"{moment}-{split}accuracy": metrics[f"{moment}-{split}correct"] / total
-        for split in ("", "validation-")
-        if (total := metrics.get(f"{moment}-{split}total"))
-    }
+    @property
+    def row(self) -> Row:
+        """All columns that follow."""
+        return self.columns | {k: v for found in self.counts for k, v in found.columns.items()}
 
 
 class Evaluations:
@@ -82,185 +84,100 @@ class Evaluations:
         The plan of the run.
     clients : mapping of int to ClientInfo
         All clients that have joined, by partition-id. It grows as they join.
-    second_evaluation : str
-        The `EvaluationPoint` that train replies report besides.
+    evaluates : iterable of str
+        Models that the method evaluates besides a client's own.
+
+    Attributes
+    ----------
+    current : dict of int to Evaluation
+        By partition-id. Clients whose models change are removed.
+    metrics : tuple of Metric
+        What replies may report.
     """
 
     def __init__(
-        self, plan: RunPlan, clients: Mapping[int, ClientInfo], second_evaluation: EvaluationPoint
+        self,
+        plan: RunPlan,
+        clients: Mapping[int, ClientInfo],
+        evaluates: Iterable[EvaluatedModel] = (),
     ) -> None:
         self._plan = plan
         self._clients = clients
-        self._second_evaluation = second_evaluation
-        self._current: dict[int, Evaluation] = {}
-        measured = measured_metrics(plan.measures, plan.num_classes)
-        guarded = SAFEGUARD_METRICS if plan.safeguard.is_on else ()
-        self.counts = (*COUNTS, *measured, *guarded)
-        self.counts_of_training = (*self.counts, *counts_at(second_evaluation))
+        self.current: dict[int, Evaluation] = {}
+        self._in_training: list[Row] = []
+        guarded = GUARDED if plan.safeguard.is_on else ()
+        self.metrics = (
+            *metrics_of(("own", *evaluates, *guarded)),
+            *measured_metrics(plan.measures, plan.num_classes),
+            *(SAFEGUARD_METRICS if guarded else ()),
+            FINE_TUNING_STEPS,
+        )
 
-    def discard(self, partition_ids: Iterable[int]) -> None:
-        """Discard the evaluations of clients whose models change."""
-        for partition_id in partition_ids:
-            self._current.pop(partition_id, None)
-
-    def missing(self, partition_ids: Iterable[int]) -> list[int]:
-        """Return the clients among some that have no current evaluation."""
-        return [n for n in partition_ids if n not in self._current]
-
-    def current(self, partition_ids: Iterable[int]) -> dict[int, Evaluation]:
-        """Return the current evaluations of some clients; others are left out."""
-        return {n: self._current[n] for n in partition_ids if n in self._current}
-
-    def add(self, evaluations: Mapping[int, Evaluation]) -> None:
-        """Store evaluations by partition-id."""
-        self._current |= evaluations
+    def rows(self, server_round: int, evaluated: Mapping[int, Evaluation]) -> list[Row]:
+        """Return a round's rows of the table: some evaluations, and counts of the training."""
+        of_clients = [(n, counts) for n, found in evaluated.items() for counts in found.counts]
+        return [*(evaluation_row(server_round, *one) for one in of_clients), *self._in_training]
 
     def read(
         self, exchange: Exchange, replies: Iterable[Message], further: Sequence[Metric]
     ) -> dict[int, Evaluation]:
-        """Read the valid replies to evaluation messages.
-
-        Parameters
-        ----------
-        exchange : Exchange
-            The exchange of the messages.
-        replies : iterable of Message
-            The replies in any order.
-        further : sequence of Metric
-            The metrics that the method allows besides counts.
-        """
-        check = partial(check_evaluation, self._clients, self._plan)
-        metrics = (*further, *self.counts)
-        valid = exchange.valid_replies(replies, lambda n: {}, metrics, check)
+        """Read the valid replies to evaluation messages; `further` are metrics of the method."""
+        check = partial(self.check, due=("own",))
+        valid = exchange.valid_replies(replies, lambda n: {}, (*further, *self.metrics), check)
+        found = {n: read_evaluation(reply.metrics, reply.answers) for n, reply in valid.items()}
         # A client may withhold its counts. It has then no accuracy.
-        counted = {n: reply for n, reply in valid.items() if "total" in reply.metrics}
-        return {n: read_evaluation(reply.metrics, reply.answers) for n, reply in counted.items()}
+        return {n: evaluation for n, evaluation in found.items() if evaluation.has_accuracy}
 
-    def check_train_reply(self, reply: Reply) -> None:
-        """Refuse counts and answers of a train reply that are impossible. They may be missing.
+    def check(self, reply: Reply, due: Iterable[EvaluatedModel] = ()) -> None:
+        """Refuse impossible counts, and answers that contradict them or were not requested.
+
+        Counts of a model may be missing unless it is `due`.
 
         Raises
         ------
         InvalidReplyError
             With the reason.
         """
-        if reply.answers or any(metric.name in reply.metrics for metric in self.counts):
-            check_evaluation(self._clients, self._plan, reply)
-        moment = self._second_evaluation
-        if any(metric.name in reply.metrics for metric in counts_at(moment)):
-            check_counts(reply.metrics, self._clients[reply.partition_id], f"{moment}-")
+        client, metrics = self._clients[reply.partition_id], reply.metrics
+        check_counts(metrics, client, due)
+        check_class_counts(metrics)
+        check_safeguarded(metrics)
+        if not reply.answers:
+            return
+        if not self._plan.record_answers:
+            raise InvalidReplyError("sends answers, which were not requested")
+        if (right := metric_name("own", "test", "correct")) not in metrics:
+            raise InvalidReplyError("sends answers without the counts that they belong to")
+        check_answers(reply.answers, metrics[right], client.test_size)
 
-    def keep(self, replies: Mapping[int, Reply]) -> dict[int, dict[str, float]]:
-        """Store the evaluations in train replies, and return the other metrics by partition-id.
-
-        Counts of the second evaluation become accuracies.
-        """
-        evaluated = {metric.name for metric in self.counts}
-        self.add(
-            {
-                n: read_evaluation(_only(evaluated, reply.metrics), reply.answers)
-                for n, reply in replies.items()
-                if "total" in reply.metrics
-            }
-        )
-        counts = {metric.name for metric in self.counts_of_training}
-        return {
-            n: {
-                **_only(reply.metrics.keys() - counts, reply.metrics),
-                **accuracies_at(self._second_evaluation, reply.metrics),
-            }
-            for n, reply in replies.items()
-        }
-
-
-def _only(names: Iterable[str], metrics: Mapping[str, float]) -> dict[str, float]:
-    kept = set(names)
-    return {name: value for name, value in metrics.items() if name in kept}
-
-
-def check_counts(metrics: Mapping[str, float], client: ClientInfo, moment: str = "") -> None:
-    """Refuse impossible counts of correct predictions.
-
-    Parameters
-    ----------
-    metrics : mapping of str to float
-        ``correct`` and ``total``, and with a validation split ``validation-correct`` and
-        ``validation-total``; counts by class if requested.
-    client : ClientInfo
-        Its test and validation sizes, as reported when it joined.
-    moment : str
-        Prefix of the counts.
-
-    Raises
-    ------
-    InvalidReplyError
-        If a count is missing or contradicts the others or the sizes.
-    """
-    for split, size in (("", client.test_size), ("validation-", client.validation_size)):
-        prefix = f"{moment}{split}"
-        total = metrics.get(f"{prefix}total", 0)
-        correct = metrics.get(f"{prefix}correct", -1 if total else 0)
-        if total != size or not correct <= total or correct < 0 or correct != int(correct):
-            raise InvalidReplyError(
-                f"reports {correct:g} {prefix}correct predictions out of {total:g} samples, "
-                f"but has {size}"
-            )
-    check_class_counts(metrics)
-
-
-def check_evaluation(clients: Mapping[int, ClientInfo], plan: RunPlan, reply: Reply) -> None:
-    """Refuse impossible counts, and answers that contradict them or were not requested.
-
-    Parameters
-    ----------
-    clients : mapping of int to ClientInfo
-        All clients that have joined, by partition-id.
-    plan : RunPlan
-        The plan of the run.
-    reply : Reply
-        A reply with counts.
-
-    Raises
-    ------
-    InvalidReplyError
-        With the reason.
-    """
-    client = clients[reply.partition_id]
-    check_counts(reply.metrics, client)
-    check_safeguarded(reply.metrics)
-    if not reply.answers:
-        return
-    if not plan.record_answers:
-        raise InvalidReplyError("sends answers, which were not requested")
-    if "correct" not in reply.metrics:
-        raise InvalidReplyError("sends answers without the counts that they belong to")
-    check_answers(reply.answers, reply.metrics["correct"], client.test_size)
+    def keep(self, server_round: int, replies: Mapping[int, Reply]) -> dict[int, dict[str, float]]:
+        """Store the evaluations in train replies, and return the other metrics by partition-id."""
+        names = {metric.name for metric in self.metrics}
+        self._in_training, others = [], {}
+        for n, reply in replies.items():
+            others[n] = {k: v for k, v in reply.metrics.items() if k not in names}
+            reported = {k: v for k, v in reply.metrics.items() if k in names}
+            found = read_evaluation(reported, reply.answers)
+            if found.has_accuracy:
+                self.current[n] = found
+            self._in_training += [
+                # A distillation is the last step of the round before.
+                evaluation_row(server_round - (counts.model == "distilled"), n, counts)
+                for counts in counts_in(reported)
+                if counts.model in IN_TRAINING
+            ]
+        return others
 
 
 def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evaluation:
-    """Compute a client's row from its counts: accuracy is correct / total over all samples.
+    """Return what a client reports of models that it keeps.
 
-    Parameters
-    ----------
-    metrics : mapping of str to float
-        ``correct``, ``total``, ``loss``, and with a validation split the same with the prefix
-        ``validation-``; other metrics are kept unchanged.
-    answers : bytes
-        Which test images are right, see `strategies.core.answers`; empty if not known.
-
-    Returns
-    -------
-    dict
-        ``accuracy``, ``correct``, ``total``, ``loss``, ``validation_accuracy``, …. With counts by
-        class also ``held_accuracy`` on the client's training classes and ``other_accuracy`` on
-        the other classes that it reports, if the test split has any. With a safeguard also
-        ``safeguarded_accuracy`` and ``private_accuracy``. With answers these as text, ``answers``.
+    Columns are the metrics besides counts, and `answers` as text. Counts by class add
+    ``held_accuracy`` on the client's training classes, and ``other_accuracy`` on the other classes
+    that it reports, if the test split has any.
     """
-    row: Evaluation = {name.replace("-", "_"): value for name, value in metrics.items()}
-    row["accuracy"] = row["correct"] / row["total"]
-    if row.get("validation_total"):
-        row["validation_accuracy"] = row["validation_correct"] / row["validation_total"]
-    row |= safeguarded_accuracies(metrics)
+    of_counts = {metric.name for metric in metrics_of(MODELS)}
+    row = {k.replace("-", "_"): value for k, value in metrics.items() if k not in of_counts}
     if "held_total" in row:
         held_correct, held_total = row["held_correct"], row["held_total"]
         correct, total = totals_of_classes(metrics)
@@ -268,88 +185,95 @@ def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evalu
         for name, (right, of) in {"held": (held_correct, held_total), "other": others}.items():
             if of:
                 row[f"{name}_accuracy"] = right / of
-    if answers:
-        row[ANSWERS] = as_text(answers)
-    return row
+    counts = [counts for counts in counts_in(metrics) if counts.model not in IN_TRAINING]
+    return Evaluation(counts, {**row, ANSWERS: as_text(answers)} if answers else row)
 
 
-def without_answers(evaluations: Mapping[int, Evaluation]) -> dict[int, Evaluation]:
-    """Return evaluations, by partition-id, without the answers to single images.
+# ---- From the table to the rows of clients and rounds ------------------------------------
+
+
+def evaluation_row(server_round: int, partition_id: int, counts: Counts) -> Row:
+    """Return a row of the table of evaluations."""
+    return {"round": server_round, "client": partition_id, **vars(counts)}
+
+
+def with_evaluations(clients: Iterable[Row], table: Iterable[Row]) -> list[Row]:
+    """Return rows of clients with what follows from the table: accuracies, counts and losses."""
+    columns: dict[tuple[int, int], Row] = defaultdict(dict)
+    for row in table:
+        counts = Counts(*(row[name] for name in COLUMNS[2:]))
+        columns[row["round"], row["client"]] |= counts.columns
+    return [{**row, **columns[row["round"], row["partition_id"]]} for row in clients]
+
+
+def with_statistics(row: Row, clients: Iterable[Row]) -> Row:
+    """Return the row of a round with statistics over its clients, of `with_evaluations`."""
+    rows = list(clients)
+    error = standard_error(rows, row.get("sampled_from", 0))
+    return {"round": row["round"], **accuracy_statistics(rows), **error, **row}
+
+
+def without_answers(clients: Iterable[Row]) -> list[Row]:
+    """Return rows of clients without the answers to single images.
 
     Verdicts are about the last round and the best one. Answers of all rounds would only enlarge
     the run.
     """
-    return {
-        n: {name: value for name, value in row.items() if name != ANSWERS}
-        for n, row in evaluations.items()
-    }
+    return [{name: v for name, v in row.items() if name != ANSWERS} for row in clients]
 
 
-def accuracy_statistics(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Summarize the clients' accuracies.
-
-    Parameters
-    ----------
-    evaluations : iterable of mapping
-        One row of `read_evaluation` per client.
+def accuracy_statistics(clients: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Summarize the rows of clients, as `with_evaluations` returns them.
 
     Returns
     -------
     dict of str to float or None
         Unweighted mean, standard deviation over clients (with N in the denominator), worst, best,
         mean weighted by test samples, mean loss and mean validation accuracy, each None without
-        evaluations; the mean of each further measure over the clients that report it; and
+        evaluations; the mean of each of `MEAN_COLUMNS` over the clients that have it; and
         ``fine_tuning_steps`` of all clients if there are any.
     """
-    rows = list(evaluations)
-    names = ("mean", "std", "min", "max", "weighted")
-    if not rows:
-        nothing = {f"accuracy_{name}": None for name in names}
-        return {**nothing, "loss_mean": None, "validation_accuracy_mean": None}
-    accuracies = np.array([row["accuracy"] for row in rows])
-    totals = np.array([row["total"] for row in rows])
-    losses = np.array([row.get("loss", np.nan) for row in rows])
-    validation = [row["validation_accuracy"] for row in rows if "validation_accuracy" in row]
+    rows = list(clients)
+    further = {
+        f"{name}_mean": float(np.mean(values))
+        for name in MEAN_COLUMNS
+        if (values := [row[name] for row in rows if row.get(name) is not None])
+    }
+    names = ("accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max", "accuracy_weighted")
+    missing = dict.fromkeys((*names, "loss_mean", "validation_accuracy_mean"))
+    means: dict[str, float | None] = {**missing, **further}
+    evaluated = _evaluated(rows)
+    if not evaluated:
+        return means
+    accuracies = np.array([row["accuracy"] for row in evaluated])
+    totals = np.array([row["total"] for row in evaluated])
+    losses = [row["loss"] for row in evaluated if row.get("loss") is not None]
     return {
+        **means,
         "accuracy_mean": float(accuracies.mean()),
         "accuracy_std": float(accuracies.std()),
         "accuracy_min": float(accuracies.min()),
         "accuracy_max": float(accuracies.max()),
         "accuracy_weighted": float((accuracies * totals).sum() / totals.sum()),
-        "loss_mean": float(losses.mean()) if np.isfinite(losses).all() else None,
-        "validation_accuracy_mean": float(np.mean(validation)) if validation else None,
-        **{
-            f"{name}_mean": float(np.mean(values))
-            for name in (*MEANS, *SAFEGUARD_COLUMNS)
-            if (values := [row[name] for row in rows if name in row])
-        },
-        **fine_tuning_steps(rows),
+        "loss_mean": float(np.mean(losses)) if len(losses) == len(evaluated) else None,
+        **fine_tuning_steps(evaluated),
     }
 
 
-def standard_error(
-    evaluations: Collection[Mapping[str, Any]], sampled_from: int
-) -> dict[str, float]:
-    """Return the standard error of the mean accuracy of sampled clients.
+def standard_error(clients: Iterable[Mapping[str, Any]], sampled_from: int) -> dict[str, float]:
+    """Return the standard error of the mean accuracy of clients that are sampled from N.
 
     With n of N clients drawn without replacement and their standard deviation s (n - 1 in the
-    denominator), it is ``s / sqrt(n) * sqrt(1 - n/N)``.
-
-    Parameters
-    ----------
-    evaluations : collection of mapping
-        One row of `read_evaluation` per sampled client.
-    sampled_from : int
-        N; 0 if clients are not sampled.
-
-    Returns
-    -------
-    dict of str to float
-        ``accuracy_standard_error``; empty if clients are not sampled, or fewer than two are.
+    denominator), it is ``s / sqrt(n) * sqrt(1 - n/N)``. Empty for N = 0, and for n below two.
     """
-    size = len(evaluations)
+    accuracies = [row["accuracy"] for row in _evaluated(clients)]
+    size = len(accuracies)
     if not sampled_from or size < 2:
         return {}
-    deviation = np.std([row["accuracy"] for row in evaluations], ddof=1)
     left_out = max(0.0, 1 - size / sampled_from)
+    deviation = np.std(accuracies, ddof=1)
     return {"accuracy_standard_error": float(deviation / np.sqrt(size) * np.sqrt(left_out))}
+
+
+def _evaluated(clients: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in clients if row.get("accuracy") is not None]

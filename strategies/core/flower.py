@@ -6,6 +6,8 @@ no process needs all of them.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -63,6 +65,20 @@ LOGGER = logging.getLogger("flwr")
 LOGGER.addFilter(PrintableMessages())
 log = LOGGER.log
 """Logs a message at a level: ``log(WARNING, "Client %d is absent", 3)``."""
+
+
+@contextmanager
+def root_log_as_it_is() -> Iterator[None]:
+    """Keep a library from setting up the root logger, which would print Flower's lines again.
+
+    `logging.warning` does so where the root logger has no handler.
+    """
+    nowhere = logging.NullHandler()
+    logging.root.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(nowhere)
 
 
 class FlowerMovedError(ImportError):

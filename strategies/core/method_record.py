@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from strategies.core.evaluations import EvaluationPoint
+from strategies.core.counts import MODELS, EvaluatedModel
 from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
@@ -117,11 +117,12 @@ class MethodRecord:
     evaluates_trained_model : bool
         Whether a client is evaluated with the model that it has just trained. In this case train
         replies carry the counts, and a client that is not sampled keeps its last counts.
-    second_evaluation : str
-        When the model of a client is counted a second time in a round. ``trained`` is after local
-        training, for methods that evaluate the model that the server sends afterwards.
-        ``received`` is before it, for methods that evaluate the trained model. Empty where clients
-        are not sent a model that replaces theirs.
+    evaluates : tuple of str
+        Models that are evaluated besides a client's own, see `strategies.core.counts`: ``trained``,
+        the model after local training, for methods that evaluate the one that the server sends
+        afterwards; ``received``, the model before it, for methods that evaluate the trained one;
+        ``global``, for methods whose clients keep another. Empty where clients are not sent a
+        model that replaces theirs.
     train_metrics : tuple of Metric
         Metrics of a train reply.
     evaluation_metrics : tuple of Metric
@@ -139,23 +140,24 @@ class MethodRecord:
     trains_new_clients: bool = True
     keeps_global_models: bool = False
     evaluates_trained_model: bool = True
-    second_evaluation: EvaluationPoint = ""
+    evaluates: tuple[EvaluatedModel, ...] = ()
     train_metrics: tuple[Metric, ...] = (TRAIN_LOSS, MOVED_PRIVATE)
     evaluation_metrics: tuple[Metric, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a need that no run is checked for."""
-        unknown = [need for need in self.needs if need not in list(Need)]
-        if unknown:
-            raise ValueError(f"needs: {unknown[0]!r} is not one of {', '.join(Need)}")
+        """Refuse a need that no run is checked for, and a model that no run evaluates."""
+        _require_known("needs", self.needs, Need)
+        _require_known("evaluates", self.evaluates, MODELS)
 
     def derived(self, **changes: Any) -> Self:
         """Return the record of a derived method.
 
         It has the facts of this one except those given. `dp_sgd` and `takes_estimators` are
-        promises about a client, and each method makes them anew.
+        promises about a client, which each method makes anew, and it has a paper of its own.
         """
-        return replace(self, **{"dp_sgd": False, "takes_estimators": False, **changes})
+        return replace(
+            self, **{"paper": None, "dp_sgd": False, "takes_estimators": False, **changes}
+        )
 
     @property
     def family(self) -> str:
@@ -168,6 +170,12 @@ class MethodRecord:
     def uses_public_data(self) -> bool:
         """Whether clients or the server predict on public data."""
         return Need.PUBLIC_DATA in self.needs or Need.PUBLIC_DATA_ON_SERVER in self.needs
+
+
+def _require_known(fact: str, values: Iterable[str], known: Iterable[str]) -> None:
+    unknown = [value for value in values if value not in [*known]]
+    if unknown:
+        raise ValueError(f"{fact}: {unknown[0]!r} is not one of {', '.join(known)}")
 
 
 NEEDS_BEFORE = {

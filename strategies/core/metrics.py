@@ -6,7 +6,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from strategies.core.client_info import ClientInfo
-from strategies.core.optional_metrics import LARGEST_COUNT
+from strategies.core.counts import LARGEST_COUNT
 from strategies.core.replies import Metric, Reply
 
 TRAIN_LOSS = Metric("train-loss")
@@ -17,9 +17,6 @@ MOVED_PRIVATE = Metric("moved-private", low=0)
 
 MOVED_PUBLIC = Metric("moved-public", low=0)
 """Change of the weights by knowledge of other clients, relative to their norm."""
-
-GLOBAL_ACCURACY = Metric("global-accuracy", averaged=False, low=0, high=1)
-"""Accuracy of the global model on the client's test split."""
 
 GRADIENT_STEPS = Metric("gradient-steps", averaged=False, low=0, high=LARGEST_COUNT)
 """Optimizer steps of a client in a round, of every kind. Every train reply may report them."""
@@ -79,18 +76,9 @@ def add_times(
     replies: Iterable[int],
     grid: Grid | None,
 ) -> None:
-    """Add how long the replies of an exchange took to the metrics of a round, if it is known.
+    """Add how long the replies of an exchange took to the metrics of a round, by partition-id.
 
-    Parameters
-    ----------
-    metrics : dict of int to dict
-        The metrics of the round, by partition-id.
-    clients : mapping of int to ClientInfo
-        All clients, by partition-id.
-    replies : iterable of int
-        The clients with a valid reply.
-    grid : Grid
-        The grid of the exchange. If it has an attribute ``waited``, these are seconds by node id.
+    It is known if the grid has an attribute ``waited``, seconds by node id.
     """
     waited: Mapping[int, float] = getattr(grid, "waited", {})
     for n in replies:

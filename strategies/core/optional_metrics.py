@@ -7,6 +7,7 @@ numbers per class and reveal to the server which labels a client has.
 from collections.abc import Collection, Mapping
 from itertools import pairwise
 
+from strategies.core.counts import LARGEST_COUNT, metric_name
 from strategies.core.replies import InvalidReplyError, Metric
 
 CALIBRATION = "calibration"
@@ -31,11 +32,8 @@ METRIC_OF = {
 }
 """The metric of each measure that is a single number."""
 
-LARGEST_COUNT = 1e9
-"""Upper limit of the number of samples of a client."""
-
 MEANS = ("calibration_error", "auc", "f1", "balanced_accuracy", "held_accuracy", "other_accuracy")
-"""Columns of an evaluation whose means over clients are in the round's row, if reported."""
+"""Columns of a client whose means are in the row of a round, if reported."""
 
 
 def class_counts(number: int | str) -> tuple[str, str]:
@@ -48,15 +46,7 @@ def class_counts(number: int | str) -> tuple[str, str]:
 
 
 def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, ...]:
-    """Return the metrics that clients may report for the requested measures.
-
-    Parameters
-    ----------
-    measures : collection of str
-        Some of `MEASURES`.
-    classes : int
-        K.
-    """
+    """Return the metrics that clients may report for some of `MEASURES`, with K classes."""
     metrics = [
         Metric(name, averaged=False, low=0, high=1)
         for measure, name in METRIC_OF.items()
@@ -69,12 +59,7 @@ def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, .
 
 
 def check_class_counts(metrics: Mapping[str, float]) -> None:
-    """Refuse counts by class that do not add up to the total counts.
-
-    Parameters
-    ----------
-    metrics : mapping of str to float
-        ``correct`` and ``total``, which have been checked if reported; class counts are optional.
+    """Refuse counts by class that do not add up to those of the own model, which were checked.
 
     Raises
     ------
@@ -85,12 +70,14 @@ def check_class_counts(metrics: Mapping[str, float]) -> None:
     rights = {n: count for n, count in metrics.items() if n.endswith("-correct") and _by_class(n)}
     if not totals and not rights:
         return
-    if not {"correct", "total"} <= metrics.keys():
+    own = [metric_name("own", "test", name) for name in ("correct", "total")]
+    if not metrics.keys() >= {*own}:
         raise InvalidReplyError("reports counts by class without the total counts")
     pairs = [(rights.get(n.replace("-total", "-correct"), -1), totals[n]) for n in totals]
     held = metrics.get("held-correct", -1), metrics.get("held-total", -1)
+    right, of = (metrics[name] for name in own)
     # A node does not report its small classes, neither one by one nor among those held.
-    nested = (0, 0), held, totals_of_classes(metrics), (metrics["correct"], metrics["total"])
+    nested = (0, 0), held, totals_of_classes(metrics), (right, of)
     fits = (
         len(rights) == len(totals)
         and all(0 <= right <= total and right == int(right) for right, total in pairs)

@@ -26,6 +26,7 @@ from flwr.serverapp import (
 )
 from numpy.typing import NDArray
 
+from strategies.core.flower import root_log_as_it_is
 from strategies.core.probabilities import check_simplex, project_onto_simplex
 
 NormalDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
@@ -182,8 +183,9 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
         neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
         sampling_method=SamplingMethod.NO_AMPLIFICATION,
     )
-    accountant: Any = RdpAccountant(config)
-    for noise_multiplier, count in releases.items():
-        if count:
-            accountant.compose(GaussianPrivacyEvent(noise_multiplier, 1, 1), count)
-    return float(accountant.get_epsilon(delta))
+    with root_log_as_it_is():
+        accountant: Any = RdpAccountant(config)
+        for noise_multiplier, count in releases.items():
+            if count:
+                accountant.compose(GaussianPrivacyEvent(noise_multiplier, 1, 1), count)
+        return float(accountant.get_epsilon(delta))

@@ -1,5 +1,6 @@
 """Probability vectors: checks, projections, and number formats on the network."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,9 +124,13 @@ class NumberFormat:
     ----------
     dtype : str
         NumPy's name of the type.
+    smallest : float
+        What stands for a smaller probability in logarithms. Where a format rounds to zero, it is
+        about the geometric mean of the probabilities that it rounds so.
     """
 
     dtype: str
+    smallest: float
 
     def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, ExpectedArray]:
         """Return the specification of the encoded arrays for a shape."""
@@ -206,9 +211,9 @@ class EightBitFormat(RoundedFormat):
 
 
 NUMBER_FORMATS: dict[str, NumberFormat] = {
-    "float32": NumberFormat("float32"),
-    "float16": RoundedFormat("float16"),
-    "int8": EightBitFormat("uint8"),
+    "float32": NumberFormat("float32", 1e-12),
+    "float16": RoundedFormat("float16", 2**-25 / math.e),
+    "int8": EightBitFormat("uint8", (0.5 / EightBitFormat.LEVELS / math.e) ** 2),
 }
 """Number formats by name, with 4, 2 or 1 byte per number."""
 

@@ -176,6 +176,8 @@ class Encodings:
 
     def of(self, arrays: Arrays) -> Payload:
         """Encode arrays for the network; an array for several clients is encoded once."""
+        for name, array in arrays.items():
+            require_array(name, array)
         return {name: self._encoded(array) for name, array in arrays.items()}
 
     def _encoded(self, array: NDArray[Any]) -> Array:
@@ -193,14 +195,43 @@ def _forget(encodings: "weakref.ref[Encodings]", key: int, _gone: object) -> Non
         kept._kept.pop(key)
 
 
+def require_array(name: str, value: object) -> None:
+    """Refuse what a method sends if it is no array of numbers.
+
+    Raises
+    ------
+    TypeError
+        With the name and the type.
+    """
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or getattr(dtype, "kind", "f") not in "biuf":
+        kind = f"a {type(value).__name__}" if dtype is None else f"an array of {dtype}"
+        raise TypeError(f"{name} is {kind}; a message holds arrays of numbers: numpy.asarray(...)")
+
+
 def encoded(arrays: Arrays) -> Payload:
     """Encode arrays for the network."""
+    for name, array in arrays.items():
+        require_array(name, array)
     return {name: Array(array) for name, array in arrays.items()}
 
 
 def decoded(payload: Payload) -> dict[str, NDArray[Any]]:
-    """Decode arrays of the server, which are not checked."""
-    return {name: array.numpy() for name, array in payload.items()}
+    """Decode arrays of the server.
+
+    Raises
+    ------
+    ValueError
+        If a number is not finite, which a training would spread.
+    """
+    arrays = {name: array.numpy() for name, array in payload.items()}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"the server sent {name} with NaN or infinity; look at what the method's aggregate "
+                "and train_payload compute"
+            )
+    return arrays
 
 
 def checked_arrays(arrays: Payload, due: Mapping[str, ExpectedArray]) -> dict[str, NDArray[Any]]:
@@ -226,6 +257,11 @@ def checked_arrays(arrays: Payload, due: Mapping[str, ExpectedArray]) -> dict[st
     InvalidReplyError, NotOnSimplexError
         If a name, shape or type differs, or a value is not finite, too large or off the simplex.
     """
+    if wrong := [name for name, array in due.items() if not isinstance(array, ExpectedArray)]:
+        raise TypeError(
+            f"expected_arrays declares {wrong[0]} as a {type(due[wrong[0]]).__name__}; write "
+            "ExpectedArray(shape, dtype)"
+        )
     sent = {part: spec for name, array in due.items() for part, spec in array.parts(name).items()}
     if arrays.keys() != sent.keys():
         names = shortened(sorted(arrays))
@@ -241,6 +277,8 @@ def _checked_array(name: str, array: Array, due: ExpectedArray) -> NDArray[Any]:
         raise InvalidReplyError(
             f"{name} has shape {shortened(shape)} instead of {limit}{due.shape}"
         )
+    if array.dtype != due.dtype:
+        raise InvalidReplyError(f"{name} holds {shortened(array.dtype)}, not {due.dtype}")
     # The extra bytes are for the header.
     if len(array.data) > np.dtype(due.dtype).itemsize * math.prod(shape) + 1024:
         raise InvalidReplyError(f"{name} is larger than its shape {shape} allows")
@@ -275,7 +313,10 @@ def checked_metrics(numbers: Mapping[str, Any], allowed: Iterable[Metric]) -> di
     metrics = {metric.name: metric for metric in allowed}
     unknown = sorted(numbers.keys() - metrics.keys())
     if unknown:
-        raise InvalidReplyError(f"reports {shortened(unknown)}, which was not requested")
+        raise InvalidReplyError(
+            f"reports {shortened(unknown)}, which was not requested; the method's record declares "
+            "metrics in train_metrics"
+        )
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidReplyError(f"{name} is {shortened(value)}, which is not a number")

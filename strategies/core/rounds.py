@@ -24,13 +24,14 @@ class RoundRecord:
     server_round : int
         The round, counted from 1 over the whole run.
     row : dict
-        The row of the table of rounds.
+        The row of the round, with accuracies.
     clients : list of dict
-        One row per client that was evaluated, sampled or failed in this round.
+        One row per client that was evaluated, sampled or failed in this round, with accuracies.
     matrices : dict of str to ndarray
         The method's matrices after the round, such as ``coefficients`` (N, N).
     tables : dict of str to list of dict
-        Rows of further tables of the method, each with ``round`` and ``partition_id``.
+        The rows to write, by table, and ``rounds`` last. Those of ``rounds`` and ``clients`` are
+        without accuracies, which follow from the table of evaluations.
     state : mapping of str to ndarray
         The server's state, from which the run can be resumed.
     global_model : mapping of str to ndarray
@@ -104,19 +105,9 @@ class RowObserver(Observer):
 def mean_metrics(
     replies: Iterable[Mapping[str, float]], metrics: Iterable[Metric]
 ) -> dict[str, float]:
-    """Return the means of metrics over clients, as columns ``NAME_mean``.
+    """Return the means of averaged metrics over the clients that report them, as ``NAME_mean``.
 
-    Parameters
-    ----------
-    replies : iterable of mapping
-        The metrics of each reply.
-    metrics : iterable of Metric
-        The metrics that the method declares.
-
-    Returns
-    -------
-    dict of str to float
-        The means of averaged metrics that at least one client reported.
+    `replies` are the metrics of each reply, `metrics` those that the method declares.
     """
     rows = list(replies)
     means = {}

@@ -7,11 +7,11 @@ server learns the counts of an evaluation, and the weight of the method's model.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from strategies.core.optional_metrics import LARGEST_COUNT
+from strategies.core.counts import LARGEST_COUNT, EvaluatedModel, metric_name
 from strategies.core.replies import InvalidReplyError, Metric
 from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SettingsGroup
 
@@ -60,11 +60,8 @@ class SafeguardSettings(SettingsGroup):
             )
 
 
-SAFEGUARDED_CORRECT = "safeguarded-correct"
-"""Metric: test images that the client's deployed prediction gets right."""
-
-PRIVATE_CORRECT = "private-correct"
-"""Metric: test images that its private model gets right."""
+GUARDED: tuple[EvaluatedModel, ...] = ("private", "deployed")
+"""What is evaluated beside the method's model: the private model, and the deployed prediction."""
 
 SAFEGUARDED_LOST = "safeguarded-lost"
 """Metric: test images that its private model gets right, and the deployed prediction does not."""
@@ -78,59 +75,39 @@ SAFEGUARD_WEIGHT = "safeguard-weight"
 SAFEGUARD_METRICS = (
     *(
         Metric(name, averaged=False, low=0, high=LARGEST_COUNT)
-        for name in (SAFEGUARDED_CORRECT, PRIVATE_CORRECT, SAFEGUARDED_LOST, METHOD_LOST)
+        for name in (SAFEGUARDED_LOST, METHOD_LOST)
     ),
     Metric(SAFEGUARD_WEIGHT, averaged=False, low=0, high=1),
 )
-"""What an evaluation with a safeguard reports besides."""
+"""What an evaluation with a safeguard reports besides the counts of its models."""
 
 SAFEGUARD_COLUMNS = ("safeguarded_accuracy", "private_accuracy", "safeguard_weight")
-"""Columns of an evaluation whose means over clients are in the round's row, if reported."""
+"""Columns of a client that a comparison shows."""
 
 
 def check_safeguarded(metrics: Mapping[str, float]) -> None:
-    """Refuse impossible counts of a safeguard.
-
-    Parameters
-    ----------
-    metrics : mapping of str to float
-        ``correct`` and ``total``, which have been checked if reported. Those of a safeguard are
-        optional.
+    """Refuse impossible numbers of a safeguard in metrics whose counts have been checked.
 
     Raises
     ------
     InvalidReplyError
         If one is missing, or they contradict each other.
     """
-    reported = [metric.name for metric in SAFEGUARD_METRICS if metric.name in metrics]
+    counts = [metric_name(model, "test", "correct") for model in ("own", *GUARDED)]
+    of_safeguard = [*counts[1:], *(metric.name for metric in SAFEGUARD_METRICS)]
+    reported = [name for name in of_safeguard if name in metrics]
     if not reported:
         return
-    if not {"correct", "total"} <= metrics.keys():
-        raise InvalidReplyError(f"reports {', '.join(reported)} without the total counts")
-    if len(reported) < len(SAFEGUARD_METRICS):
-        raise InvalidReplyError(f"reports {', '.join(reported)} without the rest of its safeguard")
-    pairs = ((SAFEGUARDED_CORRECT, SAFEGUARDED_LOST), ("correct", METHOD_LOST))
-    if not all(_fit(metrics, right, lost) for right, lost in pairs):
+    if missing := [name for name in (*counts, *of_safeguard) if name not in metrics]:
+        raise InvalidReplyError(f"reports {', '.join(reported)} of its safeguard, not {missing[0]}")
+    own, private, deployed = (metrics[name] for name in counts)
+    total = metrics[metric_name("own", "test", "total")]
+    lost = {SAFEGUARDED_LOST: deployed, METHOD_LOST: own}
+    if not all(_fit(right, private, metrics[name], total) for name, right in lost.items()):
         raise InvalidReplyError("reports counts of its safeguard that contradict each other")
 
 
-def _fit(metrics: Mapping[str, float], right_name: str, lost_name: str) -> bool:
-    """Return whether counts of a model agree with those of the private model."""
-    right, private, lost = metrics[right_name], metrics[PRIVATE_CORRECT], metrics[lost_name]
+def _fit(right: float, private: float, lost: float, total: float) -> bool:
+    """Return whether a model can lose so many of the private model's correct predictions."""
     won = right - private + lost
-    return (
-        all(count == int(count) for count in (right, private, lost))
-        and max(right, private) <= metrics["total"]
-        and lost <= private
-        and 0 <= won <= metrics["total"] - private
-    )
-
-
-def safeguarded_accuracies(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return the accuracies of a safeguard, by column; empty for an evaluation without one."""
-    if SAFEGUARDED_CORRECT not in metrics:
-        return {}
-    return {
-        "safeguarded_accuracy": metrics[SAFEGUARDED_CORRECT] / metrics["total"],
-        "private_accuracy": metrics[PRIVATE_CORRECT] / metrics["total"],
-    }
+    return lost == int(lost) and 0 <= lost <= private and 0 <= won <= total - private

@@ -225,6 +225,7 @@ def first_refused(error: ValidationError, named: Callable[[str], str]) -> str:
     """
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+    reason = reason.replace("a valid tuple", "a text, or a list of texts")
     return f"{named(str(first['loc'][0]))} = {first['input']!r}: {reason}"
 
 

@@ -24,6 +24,13 @@ class State:
 AnyState = TypeVar("AnyState", bound=State)
 
 
+ALLOWED = (
+    "it may be an array, or a dict by int or str of arrays, dicts or dataclasses, such as "
+    "dict[int, NDArray[np.float32]], or such a dataclass"
+)
+"""What a part of a state may be, for error messages."""
+
+
 class OtherStateError(ValueError):
     """Saved arrays that are not those of a method's state, as from another version."""
 
@@ -44,6 +51,11 @@ def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
     ----------
     value : dataclass or mapping
         A state, or a part of it.
+
+    Raises
+    ------
+    TypeError
+        If a part is of another kind than a state may hold.
     """
     arrays: dict[str, NDArray[Any]] = {}
     parts = (
@@ -52,10 +64,14 @@ def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
         else {f.name: getattr(value, f.name) for f in saved_fields(value)}
     )
     for key, part in parts.items():
+        if "/" in str(key):
+            raise TypeError(f"{key!r} in a state holds a slash, which separates names of arrays")
         if isinstance(part, np.ndarray):
             arrays[str(key)] = part
-        elif part is not None:
+        elif isinstance(part, Mapping) or (is_dataclass(part) and not isinstance(part, type)):
             arrays |= {f"{key}/{name}": array for name, array in named_arrays(part).items()}
+        elif part is not None:
+            raise TypeError(f"{key!r} in a state is a {type(part).__name__}; {ALLOWED}")
     return arrays
 
 
@@ -73,6 +89,8 @@ def read_state(kind: type[AnyState], arrays: Arrays) -> AnyState:
     ------
     OtherStateError
         If an array is missing, or is not part of the state.
+    TypeError
+        If the dataclass has a field of another type than a state may have.
     """
     state: AnyState = _read(kind, _nested(arrays), "")
     for name in arrays.keys() - named_arrays(state).keys():
@@ -102,15 +120,21 @@ def _read(hint: Any, tree: Any, name: str) -> Any:
     kinds = get_args(hint)
     if NoneType in kinds:
         return None if tree is None else _read(kinds[0], tree, name)
-    if get_origin(hint) is dict:
+    if get_origin(hint) is dict and kinds[0] in (int, str):
         of_key, of_value = kinds
         parts = {of_key(key): part for key, part in (tree or {}).items()}
         return {key: _read(of_value, parts[key], f"{name}{key}/") for key in sorted(parts)}
     if is_dataclass(hint):
         return _read_fields(hint, tree or {}, name)
+    if hint is not np.ndarray and get_origin(hint) is not np.ndarray:
+        raise TypeError(f"{name[:-1]!r} in a state is declared as {_spelled(hint)}; {ALLOWED}")
     if tree is None:
         raise OtherStateError(f"it lacks {name[:-1]}")
     return np.array(tree)
+
+
+def _spelled(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
 def _read_fields(kind: Any, tree: dict[str, Any], name: str) -> Any:

@@ -7,143 +7,67 @@ message holds the memory of its run on disk, and those after it wait and go on f
 
 import hashlib
 import math
-from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from flwr.app import Context
-from flwr.client import NumPyClient
-from torch import Tensor, nn
-
-from fedkd_flwr.clients.local_training import local_training
-from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.clients.local_training import LocalTraining, local_training
+from fedkd_flwr.clients.messages import TRAIN, Request
+from fedkd_flwr.clients.node import Node
 from fedkd_flwr.clients.policy import PolicyError
-from fedkd_flwr.clients.request import TRAIN, Request
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import (
-    MODEL,
     DamagedMemoryError,
     Memory,
     MemoryFolder,
-    StoredState,
+    Place,
     forget_old_runs,
     locked,
-    own_context,
     round_of,
 )
-from fedkd_flwr.memory import State as MethodState
 from strategies.core.plan import Settings
-from strategies.core.state import saved_fields
-
-OF_A_MESSAGE = ("request", "model", "_replaceable")
-"""Attributes that may be set while a message is served. The model is stored after a training."""
 
 
-class StatefulClient(NumPyClient):
-    """A client with its memory. `fedkd_flwr.clients.serving.ServingClient` has the messages.
+class Remembered:
+    """The memory of one client, for one message.
 
     Parameters
     ----------
-    context : Context
-        Flower's context, with the client's memory.
+    kept_in : InProcessContext, ContextOfNode or PartOfMemory
+        Where the memory is kept between messages.
     run : RunConfig
         The common run config.
     settings : Settings
         The settings of the method.
+    node : Node
+        The node's config.
 
     Attributes
     ----------
     memory : Memory
         What the client remembers; changes are kept at the end of a train message.
-    state : State
-        What the method's client keeps of its own, as declared by its class `State`.
-    request : Request
-        The message that is served.
+    local : LocalTraining
+        How the client trains on private data, which may be accounted for in the memory.
     """
 
-    keeps_model = True
-    """Whether the client keeps its model between rounds instead of receiving one in each round."""
-
-    @dataclass(kw_only=True)
-    class State(MethodState):
-        """What the client keeps besides its model and momentum; methods add fields."""
-
-    def begin(self) -> State:
-        """Return the state before the first training."""
-        return self.State()
-
-    @property
-    def state(self) -> Any:
-        """The client's state. What is assigned to its fields is kept with a train message."""
-        return self._stored_state.value
-
-    @cached_property
-    def _stored_state(self) -> StoredState:
-        return StoredState(self.State, self.memory, self.run.torch_device, self.begin)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; while a message is served, none that would be lost after it.
-
-        Raises
-        ------
-        AttributeError
-            If it would be lost.
-        """
-        if "request" in vars(self) and self.request.server_round and name not in OF_A_MESSAGE:
-            raise AttributeError(
-                f"`{name}` would not survive this message; declare it in the state, or use a "
-                "local variable"
-            )
-        super().__setattr__(name, value)
-
-    @classmethod
-    def keeps_state(cls, run: RunConfig) -> bool:
-        """Return whether the clients of a run keep anything from one message to the next."""
-        keeps_own = cls.keeps_model or bool(saved_fields(cls.State))
-        return keeps_own or bool(run.dp_sgd.noise_multiplier) or run.plan.safeguard.is_on
-
-    def __init__(self, context: Context, run: RunConfig, settings: Settings) -> None:
-        self.context = context
-        self._kept_in = own_context(context)
-        self.memory = self._kept_in.memory
-        self.request = Request()
-        self.run = run
-        self.settings: Any = settings
-        self.node = read_node(context.node_config, run)
-        self.policy = self.node.policy
-        self.local = local_training(run, self.node, self.memory)
-        self.partition_id = self.node.partition_id
+    def __init__(self, kept_in: Place, run: RunConfig, settings: Settings, node: Node) -> None:
+        self._kept_in = kept_in
+        self._run, self._settings, self._node = run, settings, node
         self._replaceable: Collection[Path] | None = None
+        self.memory = self._kept_in.memory
+        self.local: LocalTraining = local_training(run, node, self.memory)
 
-    @property
-    @abstractmethod
-    def model(self) -> nn.Module:
-        """Its model."""
-
-    @property
-    def stored_model(self) -> dict[str, Tensor] | None:
-        """The weights of the client's model after its last training, if it keeps them."""
-        return self.memory.load(MODEL)
-
-    @property
-    def memory_folder(self) -> MemoryFolder | None:
-        """The folder of the client's memory of the run, if it has one."""
-        folder = self.node.memory_folder(self.request.run_id)
+    def folder(self, request: Request) -> MemoryFolder | None:
+        """Return the folder of the client's memory of a message's run, if it has one."""
+        folder = self._node.memory_folder(request.run_id)
         return MemoryFolder(folder) if folder else None
 
-    @property
-    def _owner(self) -> dict[str, float]:
-        return owner_of_memory(self.request.run_id, self.run, self.settings)
-
     @contextmanager
-    def held_memory(self, request: Request) -> Iterator[None]:
+    def held(self, request: Request) -> Iterator[None]:
         """Hold the memory of a message's run, after other messages that hold it."""
-        self.request = request
-        folder = self.memory_folder
+        folder = self.folder(request)
         if folder is None or self._kept_in.is_in_process:
             yield
             return
@@ -153,20 +77,23 @@ class StatefulClient(NumPyClient):
         with locked(folder.path):
             yield
 
-    def _recall_for(self, request: Request) -> None:
+    def recall_for_training(self, request: Request) -> None:
         """Recall what a train message continues from; forget the run if it starts over."""
-        self.request, server_round = request, request.server_round
+        server_round = request.server_round
         if request.starts_over:
-            self._forget()
+            self._forget(request)
             return
         is_repeated = request.phase == TRAIN and self.memory.server_round >= server_round
-        self._recall(server_round if request.phase == TRAIN else server_round + 1, is_repeated)
+        before_round = server_round if request.phase == TRAIN else server_round + 1
+        self.recall(request, before_round, is_repeated)
 
-    def _recall(self, before_round: int, is_repeated: bool = False) -> None:
+    def recall(self, request: Request, before_round: int, is_repeated: bool = False) -> None:
         """Load the memory from disk if the context has none, an older or a dropped one.
 
         Parameters
         ----------
+        request : Request
+            The message.
         before_round : int
             Memories of this round or later are ignored.
         is_repeated : bool
@@ -182,16 +109,16 @@ class StatefulClient(NumPyClient):
         PolicyError
             If it is the memory of another run or of other settings.
         """
-        vars(self).pop("_stored_state", None)
-        self._require_own_files()
-        folder = self.memory_folder
+        self._require_own_files(request)
+        folder = self.folder(request)
         if folder and self._is_behind(folder, before_round):
             self.memory.replace(Memory())
-        if folder and (is_repeated or self._is_dropped or not self.memory.server_round):
+        is_dropped = self._is_dropped(request)
+        if folder and (is_repeated or is_dropped or not self.memory.server_round):
             self.local.recall(folder, before_round)
-            while self._is_dropped:
+            while self._is_dropped(request):
                 self.local.recall(folder, self.memory.server_round)
-        self._require_own(self.memory)
+        self._require_own(self.memory, request)
 
     def _is_behind(self, folder: MemoryFolder, before_round: int) -> bool:
         """Return whether another process has served a message since the context was handed out."""
@@ -199,13 +126,12 @@ class StatefulClient(NumPyClient):
             return False
         return folder.last_round(before_round) > self.memory.server_round
 
-    @property
-    def _is_dropped(self) -> bool:
-        """Whether the run has since been continued from before the round of the memory."""
+    def _is_dropped(self, request: Request) -> bool:
+        """Return whether the run has since been continued from before the round of the memory."""
         known = self.memory.server_round
-        return known > min(self.request.starts[self.memory.start :], default=known)
+        return known > min(request.starts[self.memory.start :], default=known)
 
-    def _forget(self) -> None:
+    def _forget(self, request: Request) -> None:
         """Forget the run, in the context and on disk.
 
         Raises
@@ -213,55 +139,54 @@ class StatefulClient(NumPyClient):
         PolicyError
             If it is the memory of another run or of other settings.
         """
-        vars(self).pop("_stored_state", None)
-        self._require_own(self.memory)
-        self._require_own_files()
+        self._require_own(self.memory, request)
+        self._require_own_files(request)
         self.memory.replace(Memory())
-        if folder := self.memory_folder:
+        if folder := self.folder(request):
             folder.clear()
 
-    def _require_own_files(self) -> None:
+    def _require_own_files(self, request: Request) -> None:
         """Refuse a message whose run a run with other settings has left on disk, in any round."""
-        folder = self.memory_folder
+        folder = self.folder(request)
         if folder is None or self._kept_in.is_in_process:
             return
         # What is damaged has no use, whoever wrote it.
         with suppress(DamagedMemoryError):
-            self._require_own(Memory(numbers=folder.numbers()))
+            self._require_own(Memory(numbers=folder.numbers()), request)
 
-    def _require_own(self, memory: Memory) -> None:
+    def _require_own(self, memory: Memory, request: Request) -> None:
         """Refuse to replace or to use the memory of another run or of other settings.
 
         Where one user owns everything, the server alone compares the settings of a continued run.
         So a run of an earlier version, which described them by other keys, can be continued.
         """
-        if not (self.policy.trust_server or memory.belongs_to(self._owner)):
+        if not (self._node.policy.trust_server or memory.belongs_to(self._owner(request))):
             reason = (
                 "this node remembers the run with another id or other settings; start a new run"
             )
             raise PolicyError(reason)
 
-    def _note(self, server_round: int) -> None:
-        """Note the trained model in the memory, before an evaluation changes it, and the round."""
-        if self.keeps_model:
-            self.memory.save_model(MODEL, self.model)
-        if "_stored_state" in vars(self):
-            self._stored_state.save(self.memory)
-        self.memory.note_round(server_round, self._owner, len(self.request.starts) or 1)
+    def _owner(self, request: Request) -> dict[str, float]:
+        return owner_of_memory(request.run_id, self._run, self._settings)
 
-    def _keep(self, server_round: int) -> None:
+    def note_round(self, request: Request) -> None:
+        """Note that the memory includes the round of a message."""
+        start = len(request.starts) or 1
+        self.memory.note_round(request.server_round, self._owner(request), start)
+
+    def keep(self, request: Request) -> None:
         """Keep the memory in the context and on disk. A message that fails before keeps nothing."""
         self._kept_in.keep(self.memory)
-        folder, is_new = self.memory_folder, self.request.trained_rounds > 0
+        folder, is_new = self.folder(request), request.trained_rounds > 0
         on_node = not self._kept_in.is_in_process
         # Where one process has all clients, the run directory writes one file for the round. The
         # rounds of a new client that joins after the training are its own.
         if folder is None or not (on_node or is_new) or not self.memory.holds_state:
             return
         folder.write(self.memory, self._replaceable)
-        folder.sync(server_round)
+        folder.sync(request.server_round)
         if on_node:
-            forget_old_runs(folder, self.node.runs_kept)
+            forget_old_runs(folder, self._node.runs_kept)
 
 
 def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str, float]:

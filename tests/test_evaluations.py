@@ -1,4 +1,4 @@
-"""Accuracy as received and after local training, where clients are sent a model."""
+"""The table of evaluations: which models of a client a run evaluates, and which one it shows."""
 
 import itertools
 import math
@@ -7,13 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import SMALL
+from safetensors.numpy import load_file, save_file
+from test_comparison import write_lines
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.groups import new_client_accuracies
-from fedkd_flwr.analysis.second_evaluation import at_best_evaluations, at_second_evaluation
+from fedkd_flwr.analysis.shown_models import at_best_models, showing
+from fedkd_flwr.methods import METHODS
 from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import Evaluations, standard_error
+from strategies.core.method_record import MethodRecord
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Reply
 
@@ -42,15 +46,6 @@ def test_the_only_client_of_kt_pfl_on_parameters_receives_its_own_last_model(one
     assert clients["received_accuracy"].iloc[0] != clients["accuracy"].iloc[0]
 
 
-def test_local_training_helps_clients_with_few_classes(small, tmp_path):
-    split = {"partition": "two-classes", "num-server-rounds": 2, "models": "mlp"}
-    run = run_of(small, tmp_path, strategy="fedavg", **split)
-    means = run.clients.groupby("round")[["accuracy", "trained_accuracy"]].mean()
-    assert list(run.rounds["trained_accuracy_mean"]) == pytest.approx(means["trained_accuracy"])
-    assert list(run.rounds["accuracy_mean"]) == pytest.approx(means["accuracy"])
-    assert (means["trained_accuracy"] > means["accuracy"] + 0.1).all()
-
-
 def test_only_clients_of_the_round_have_an_accuracy_after_training(small, tmp_path):
     half = {"fraction-train": 0.5, "evaluate-every": 2, "num-server-rounds": 2, "models": "mlp"}
     clients = run_of(small, tmp_path, strategy="fedavg", **half).clients
@@ -59,33 +54,115 @@ def test_only_clients_of_the_round_have_an_accuracy_after_training(small, tmp_pa
     assert list(counted["partition_id"]) == list(trained[trained["round"] == 2]["partition_id"])
 
 
-@pytest.mark.parametrize("method", ["fedamp", "pfedgraph", "fedgh"])
-def test_clients_that_train_what_they_receive_are_counted_before_it(method, small, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "others"),
+    [
+        *((name, set()) for name in ("local", "kt-pfl")),
+        *((name, {"global"}) for name in ("ditto", "persfl")),
+        *((name, {"received"}) for name in ("fedamp", "pfedgraph", "fedgh")),
+    ],
+)
+def test_a_method_evaluates_the_models_that_its_record_names(method, others, small, tmp_path):
     run = run_of(small, tmp_path, strategy=method, models="mlp", **{"num-server-rounds": 2})
-    received = run.clients["received_accuracy"]
-    assert received.notna().all() and list(received) != list(run.clients["accuracy"])
+    assert {*run.evaluations["model"]} == {"own", *others}
+    assert {*METHODS[method].record.evaluates} == others
+    for other in others:
+        found = run.clients.dropna(subset=f"{other}_accuracy")
+        assert len(found) and list(found[f"{other}_accuracy"]) != list(found["accuracy"])
 
 
-@pytest.mark.parametrize("method", ["local", "kt-pfl", "ditto"])
-def test_methods_that_replace_no_model_have_one_moment(method, small, tmp_path):
-    run = run_of(small, tmp_path, strategy=method, models="mlp", **{"num-server-rounds": 1})
-    assert not [name for name in run.clients if name.startswith(("received_", "trained_"))]
+def table_of(run):
+    """Return correct predictions by round, client, model and split."""
+    return run.evaluations.set_index(["round", "client", "model", "split"])["correct"]
+
+
+def test_the_table_has_a_row_per_round_client_model_and_split(small, tmp_path):
+    run = run_of(small, tmp_path, strategy="fedavg", models="mlp")
+    models, splits = ("own", "trained"), ("test", "validation")
+    expected = set(itertools.product((1, 2), range(4), models, splits))
+    assert set(table_of(run).index) == expected and len(run.evaluations) == len(expected)
+    clients = run.clients.set_index(["round", "partition_id"])
+    table = run.evaluations.set_index(["round", "client"])
+    rows = table[(table["model"] == "trained") & (table["split"] == "validation")]
+    accuracies = rows["correct"] / rows["total"]
+    assert accuracies.to_dict() == clients["trained_validation_accuracy"].to_dict()
+    # An accuracy is on disk once.
+    for name in ("rounds", "clients"):
+        assert not [key for row in run.stored(name) for key in row if "accuracy" in key]
+
+
+def as_of_an_earlier_version(run):
+    """Rewrite a run as version 0.1.0 wrote it: accuracies in the rows of rounds and clients."""
+    lost = ("trained_correct", "trained_validation_correct")
+    clients = [{k: v for k, v in row.items() if k not in lost} for row in run.client_rows]
+    rows = {"rounds": run.round_rows, "clients": clients}
+    arrays = load_file(file := run.path / "checkpoint/server.safetensors")
+    for name, lines in rows.items():
+        write_lines(table := run.path / f"{name}.jsonl", lines)
+        arrays[f"sizes/{name}.jsonl"] = np.array([table.stat().st_size])
+    del arrays["sizes/evaluations.jsonl"]
+    save_file(arrays, file)
+    (run.path / "evaluations.jsonl").unlink()
+
+
+def test_a_run_of_an_earlier_version_has_the_table_too(small, tmp_path):
+    run = run_of(small, tmp_path, strategy="fedavg", models="mlp", safeguard="blend")
+    as_of_an_earlier_version(run)
+    before = fedkd_flwr.load_run(run.path)
+    assert before.round_rows == run.round_rows and before.client_rows == run.client_rows
+    assert table_of(before).sort_index().equals(table_of(run).sort_index())
+
+
+def test_a_run_of_an_earlier_version_is_continued(small, tmp_path):
+    settings = {**small, "strategy": "fedavg", "models": "mlp"}
+    whole = run_of(settings, tmp_path / "whole")
+    as_of_an_earlier_version(run_of(settings, tmp_path, **{"num-server-rounds": 1}))
+    longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
+    accuracies = [column for column in whole.rounds if "accuracy" in column]
+    assert longer.rounds[accuracies].equals(whole.rounds[accuracies])
+    assert table_of(longer).sort_index().equals(table_of(whole).sort_index())
+
+
+def reply(client=0, **numbers):
+    return Reply(client, {}, {name.replace("_", "-"): value for name, value in numbers.items()})
 
 
 @pytest.mark.parametrize(
     "counts",
     [
-        {"trained-correct": 5.0, "trained-total": 4.0},
-        {"trained-correct": 3.0, "trained-total": 9.0},
-        {"trained-correct": 0.5, "trained-total": 4.0},
-        {"trained-total": 4.0},
+        {"trained_test_correct": 5, "trained_test_total": 4},
+        {"trained_test_correct": 3, "trained_test_total": 9},
+        {"trained_test_correct": 0.5, "trained_test_total": 4},
+        {"trained_test_correct": -1, "trained_test_total": 4},
+        {"trained_test_total": 4},
+        {"trained_test_loss": 0.5},
+        {"trained_validation_correct": 1, "trained_validation_total": 2},
     ],
 )
-def test_impossible_counts_after_training_are_refused(counts):
+def test_impossible_counts_are_refused(counts):
+    client = ClientInfo(0, 1000, "mlp", 50, test_size=4, validation_size=2)
+    evaluations = Evaluations(RunPlan(num_classes=10), {0: client}, ["trained"])
+    with pytest.raises(InvalidReplyError, match=r"trained-(test|validation)-correct predictions"):
+        evaluations.check(reply(**counts))
+
+
+def test_only_declared_models_may_be_reported():
+    plan = RunPlan(num_classes=10)
+    names = {metric.name for metric in Evaluations(plan, {}, ["trained"]).metrics}
+    assert {"own-test-correct", "trained-validation-loss"} <= names
+    assert not [name for name in names if name.startswith(("received", "private", "deployed"))]
+    with pytest.raises(ValueError, match="evaluates: 'best' is not one of own, received"):
+        MethodRecord(evaluates=("best",))
+
+
+def test_a_distilled_model_belongs_to_the_round_before():
     client = ClientInfo(0, 1000, "mlp", 50, test_size=4)
-    evaluations = Evaluations(RunPlan(num_classes=10), {0: client}, "trained")
-    with pytest.raises(InvalidReplyError, match="trained-correct predictions"):
-        evaluations.check_train_reply(Reply(0, {}, counts))
+    evaluations = Evaluations(RunPlan(num_classes=10), {0: client}, ["distilled", "received"])
+    counts = {"distilled_test_correct": 3.0, "distilled_test_total": 4.0}
+    counts |= {"received_test_correct": 1.0, "received_test_total": 4.0, "train_loss": 0.5}
+    assert evaluations.keep(5, {0: reply(**counts)}) == {0: {"train-loss": 0.5}}
+    rows = {row["model"]: (row["round"], row["correct"]) for row in evaluations.rows(5, {})}
+    assert rows == {"distilled": (4, 3), "received": (5, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +202,12 @@ def test_the_best_moment_is_chosen_on_validation_data(two_classes_a_client):
 
 def test_a_method_whose_training_makes_it_worse_stays_as_received(two_classes_a_client):
     groups = compare(two_classes_a_client).groups
-    worse = {
-        label: [
-            replaced_rows(run, trained_validation_accuracy=0.0, trained_accuracy=1.0)
-            for run in runs
-        ]
-        for label, runs in groups.items()
-    }
-    assert list(at_best_evaluations(worse)) == list(groups)
+    worse = replace(groups["fedavg"][0])
+    vars(worse)["evaluation_rows"] = [
+        {**row, "correct": 0} if (row["model"], row["split"]) == ("trained", "validation") else row
+        for row in worse.evaluation_rows
+    ]
+    assert list(at_best_models({"fedavg": [worse]})) == ["fedavg"]
 
 
 def test_a_moment_that_some_clients_lack_is_not_shown(small, tmp_path):
@@ -143,20 +218,12 @@ def test_a_moment_that_some_clients_lack_is_not_shown(small, tmp_path):
     assert "trained_accuracy" not in compared.table
 
 
-def replaced_rows(run, **values):
-    other = replace(run)
-    vars(other)["client_rows"] = [
-        {**row, **values} if "trained_accuracy" in row else row for row in run.client_rows
-    ]
-    return other
-
-
 def test_steps_of_fine_tuning_are_not_those_of_the_second_moment(small, tmp_path):
     settings = {**small, "models": "mlp", "strategy": "fedavg-ft"}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     training = sum(row["gradient_steps"] for row in run.round_rows)
     assert run.summary["gradient_steps"] > training
-    assert at_second_evaluation(run, "trained").summary["gradient_steps"] == training
+    assert showing(run, "trained").summary["gradient_steps"] == training
 
 
 def test_what_only_the_first_moment_has_is_not_shown_at_the_second(small, tmp_path):
@@ -164,7 +231,7 @@ def test_what_only_the_first_moment_has_is_not_shown_at_the_second(small, tmp_pa
     settings = {**small, **changes, "measures": "classes", "strategy": "fedavg"}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "fedavg")
     assert len(new_client_accuracies(run)) == 1 and "class_7_total" in run.clients
-    other = at_second_evaluation(run, "trained")
+    other = showing(run, "trained")
     assert new_client_accuracies(other).empty
     assert not [name for name in other.clients if name.startswith(("class_", "held_"))]
     results = compare(tmp_path, best_evaluation=True).results

@@ -1,14 +1,16 @@
-"""What a message asks a client for."""
+"""What a message asks a client for, and what the client's method replies."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.policy import PolicyError
-from fedkd_flwr.clients.reply import Arrays
+
+Arrays = dict[str, NDArray[Any]]
+"""Named arrays of a message."""
 
 TRAIN = "train"
 """Phase of the message with which a round begins."""
@@ -27,8 +29,7 @@ class Request:
     phase : str
         ``train``, or the name of a further exchange of the method.
     evaluate : bool
-        Whether the reply reports counts, of the model that the client has just trained or at the
-        method's `second_evaluation`.
+        Whether the reply reports counts of the models that the method evaluates in training.
     is_last_round : bool
         Whether the message belongs to the run's last round.
     best_round : int
@@ -96,3 +97,45 @@ class Request:
         After the training there are no new draws, and the samples of its last round are used.
         """
         return self.trained_rounds if self.trained_rounds and server_round else server_round
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """A client's reply to a message.
+
+    Attributes
+    ----------
+    arrays : dict of str to ndarray
+        Named arrays for the server. No other arrays leave the client.
+    metrics : dict of str to float
+        Numbers for the server, as declared by the strategy, and the counts of an evaluation.
+    answers : bytes
+        Which test images the evaluated model classifies correctly, if the run records it.
+    """
+
+    arrays: Arrays = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    answers: bytes = b""
+
+
+def require_reply(reply: object, client: type) -> None:
+    """Refuse what a client's `train` returned if it is no `TrainReply`.
+
+    Raises
+    ------
+    TypeError
+        With one sentence.
+    """
+    name = f"{client.__qualname__}.train"
+    if isinstance(reply, TrainReply):
+        for metric, value in reply.metrics.items():
+            if not isinstance(value, int | float):
+                kind = type(value).__name__
+                raise TypeError(f"{name} reports {metric} as a {kind}; write float(...)")
+        return
+    if isinstance(reply, Generator):
+        raise TypeError(
+            f"{name} yields jobs; it is a plain function now: remove `yield from` and `yield`, and "
+            "write `loss = self.train_locally(server_round)` or `self.do(job)`"
+        )
+    raise TypeError(f"{name} returned a {type(reply).__name__}; return a TrainReply")

@@ -1,0 +1,478 @@
+"""One message of one client, from its arrival to the reply.
+
+A message is read, the client recalls what it has kept, trains, counts its correct predictions,
+exports its model if the run asks for that, and keeps what it needs for its next message.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from functools import cached_property, lru_cache
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from safetensors import SafetensorError
+from torch import Tensor, nn, optim
+
+from fedkd_flwr.clients.evaluating import (
+    Evaluated,
+    Evaluating,
+    Logits,
+    MethodClient,
+    exported_model,
+)
+from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
+from fedkd_flwr.clients.node import read_node
+from fedkd_flwr.clients.remembered import Remembered
+from fedkd_flwr.clients.safeguard import GROUPS, LOCAL, Safeguard, run_of_private_model
+from fedkd_flwr.config import RunConfig
+from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import (
+    client_indices,
+    hash_of_public_pool,
+    load_client,
+    public_samples,
+)
+from fedkd_flwr.data.custom_data import require_complete
+from fedkd_flwr.data.folders import class_names, hash_of_names
+from fedkd_flwr.data.settings import DataPlan
+from fedkd_flwr.export import (
+    keep_only_best,
+    model_card,
+    round_folder,
+    save_personalized_model,
+)
+from fedkd_flwr.memory import MODEL, Memory, MemoryFolder, PartOfMemory, StoredState, own_context
+from fedkd_flwr.models.assignment import assign_models
+from fedkd_flwr.models.estimators import names_estimator
+from fedkd_flwr.models.layers import Ensemble
+from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
+from fedkd_flwr.models.settings import ModelSettings
+from fedkd_flwr.models.vectors import fill_model
+from fedkd_flwr.training.jobs import StepCounter
+from fedkd_flwr.training.loop import Batch, seeded
+from strategies.core.counts import IN_TRAINING, EvaluatedModel
+from strategies.core.evaluations import read_evaluation
+from strategies.core.flower import log
+from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
+from strategies.core.plan import Settings
+from strategies.core.versions import as_sent
+
+
+class Session:
+    """One message of one client: what it asks for, with which data and memory it is served.
+
+    Parameters
+    ----------
+    context : Context
+        Flower's context, with the client's memory.
+    run : RunConfig
+        The common run config.
+    settings : Settings
+        The settings of the method.
+    beside : Session, optional
+        The session of the same client that this one stands beside. They share data and counted
+        steps, and this one's memory is a part of the other's.
+
+    Attributes
+    ----------
+    node : Node
+        The node's config; `policy` is what it accepts and sends.
+    request : Request
+        The message that is served.
+    memory : Memory
+        What the client remembers; changes are kept at the end of a train message.
+    local : LocalTraining
+        How the client trains on its private data.
+    gradient_steps : StepCounter
+        Gradient steps taken for this message.
+    client : PersonalClient
+        The method's client.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        run: RunConfig,
+        settings: Settings,
+        beside: "Session | None" = None,
+    ) -> None:
+        self.context, self.run = context, run
+        self.settings: Any = settings
+        self.node = read_node(context.node_config, run)
+        self.policy, self.partition_id = self.node.policy, self.node.partition_id
+        self.device = run.torch_device
+        self.request = Request()
+        place = PartOfMemory(beside.memory, GROUPS) if beside else own_context(context)
+        self._remembered = Remembered(place, run, settings, self.node)
+        self.memory: Memory = self._remembered.memory
+        self.local = self._remembered.local
+        self.gradient_steps: StepCounter = beside.gradient_steps if beside else StepCounter()
+        self._borrowed: list[nn.Module] = beside._borrowed if beside else []
+        self._data = beside.data if beside else None
+        self._stored_state: StoredState | None = None
+        is_estimator = names_estimator(self.model_name)
+        kind = run.method.estimator_client if is_estimator else run.method.client
+        self.client: MethodClient = kind(self)
+        self._evaluating = Evaluating(self.client, self.local, self.gradient_steps)
+
+    # ---- A message -------------------------------------------------------------------
+
+    def serve(self, request: Request) -> TrainReply:
+        """Serve a train message. What the model draws depends on round and client only."""
+        self.request, server_round = request, request.server_round
+        with self._remembered.held(request):
+            with self._seeded(request.phase, server_round):
+                reply, counts = self._trained(request)
+            with self._seeded(request.phase, server_round):
+                self._train_alone()
+            counts[GRADIENT_STEPS.name] = self.gradient_steps.taken
+            self.save()
+            self._remembered.note_round(request)
+            evaluation = TrainReply()
+            if request.evaluate and self.run.method.record.evaluates_trained_model:
+                evaluation = self.evaluate_model({}, server_round)
+            self.keep()
+        return self._leaving(reply, counts, evaluation)
+
+    def serve_evaluation(self, request: Request) -> TrainReply:
+        """Serve an evaluation message. Nothing is kept."""
+        self.request, self._stored_state = request, None
+        self._remembered.recall(request, request.server_round + 1)
+        evaluation = self.evaluate_model(request.arrays, request.server_round)
+        return self._leaving(None, {}, evaluation)
+
+    def _leaving(
+        self, trained: TrainReply | None, counts: Mapping[str, float], evaluation: TrainReply
+    ) -> TrainReply:
+        """Return what leaves the client; arrays and metrics leave it nowhere else."""
+        arrays: Arrays = {}
+        metrics: dict[str, float] = {}
+        if trained is not None:
+            arrays, metrics = trained.arrays, dict(trained.metrics)
+            self.local.limit_metrics(metrics)
+        metrics |= counts
+        if self.policy.allow_counts:
+            metrics |= evaluation.metrics
+        elif evaluation.metrics:
+            told = ", ".join(f"{name} {value:g}" for name, value in evaluation.metrics.items())
+            log(INFO, "Client %d, for its operator alone: %s", self.partition_id, told)
+        return TrainReply(arrays, metrics, evaluation.answers)
+
+    def _trained(self, request: Request) -> tuple[TrainReply, dict[str, float]]:
+        """Recall and train; return the method's reply, and counts of the trained model."""
+        self._stored_state = None
+        self._remembered.recall_for_training(request)
+        reply = self.client.train(request.arrays, request.server_round, request.phase)
+        require_reply(reply, type(self.client))
+        return reply, self.evaluate("trained")
+
+    def _train_alone(self) -> None:
+        """Train the private model, once a round."""
+        if self.safeguard and self.request.phase == TRAIN:
+            self.safeguard.train(self.request.server_round)
+
+    def save(self) -> None:
+        """Save the trained model, before an evaluation changes it, and the state in the memory."""
+        if self.client.keeps_model:
+            self.memory.save_model(MODEL, self.client.model)
+        if self._stored_state:
+            self._stored_state.save(self.memory)
+
+    def keep(self) -> None:
+        """Keep the memory for later messages. A message that fails before keeps nothing."""
+        self._remembered.keep(self.request)
+
+    def _seeded(self, purpose: str, server_round: int) -> AbstractContextManager[None]:
+        """Seed PyTorch's draws by the purpose, the round and the client."""
+        return seeded(self.device, self.run.plan.seed, purpose, server_round, self.partition_id)
+
+    def close(self) -> None:
+        """Return the model objects to the pool. Their weights were stored before."""
+        while self._borrowed:
+            give_back(self._borrowed.pop())
+
+    # ---- Evaluation and export -------------------------------------------------------
+
+    def evaluate(self, name: EvaluatedModel) -> dict[str, float]:
+        """Count the correct predictions of the client's model as it is, as metrics of this name.
+
+        Empty if the method does not evaluate this model, in the training of a round without
+        evaluation, and where the node withholds counts.
+        """
+        is_due = self.request.evaluate or name not in IN_TRAINING
+        if not (is_due and name in self.run.method.record.evaluates and self.policy.allow_counts):
+            return {}
+        return self._evaluating.counted(name)
+
+    def evaluated_model(self, server_round: int) -> nn.Module:
+        """Return what a method that evaluates the trained model has evaluated in a round."""
+        with self._seeded("evaluate", server_round):
+            return self.prepared({}, server_round).model
+
+    def evaluate_model(self, received: Arrays, server_round: int) -> TrainReply:
+        """Count the correct predictions of what the method evaluates, and export it if asked."""
+        with self._seeded("evaluate", server_round):
+            taken = self.gradient_steps.taken
+            evaluated = self.prepared(received, server_round)
+            counts, answers = self._count(evaluated, server_round)
+            metrics = {**counts, **evaluated.metrics}
+            steps = self.gradient_steps.taken - taken
+            if steps and not self.policy.hides_divergence:
+                metrics[FINE_TUNING_STEPS.name] = steps
+            self._export(evaluated, {**read_evaluation(metrics).row, "round": server_round})
+        return TrainReply({}, metrics, answers)
+
+    def prepared(self, received: Arrays, server_round: int) -> Evaluated:
+        """Return what the method evaluates, fine-tuned and with its statistics."""
+        return self._evaluating.prepared(received, server_round)
+
+    def _count(self, evaluated: Evaluated, server_round: int) -> tuple[dict[str, float], bytes]:
+        """Count for the evaluated model, and for what the safeguard would deploy."""
+        safeguard = self.safeguard
+        if safeguard is None:
+            return self._evaluating.count(evaluated.model)
+
+        def against(logits: Logits) -> dict[str, float]:
+            return safeguard.count(logits, server_round, self._seeded)
+
+        return self._evaluating.count(evaluated.model, against)
+
+    def _export(self, evaluated: Evaluated, results: Mapping[str, float]) -> None:
+        """Write the personalized model and its card to where the run and the node ask for it."""
+        for folder in self._export_folders(int(results["round"])):
+            try:
+                self._write_model(evaluated, folder, results)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                # A full disk, or a tensor that cannot be written, must not lose the results.
+                log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
+
+    def _export_folders(self, server_round: int) -> list[Path]:
+        """Return the folders for the evaluated model, after removing older models there."""
+        folder, request = self.node.models_folder, self.request
+        if folder is None:
+            return []
+        # Where the node has its own operator, no run replaces the model of another. Whoever starts
+        # a run chooses its own id, but not the one that Flower gives it.
+        keeps_versions = not self.policy.trust_server
+        folder = folder / f"{self.context.run_id}-{request.run_id}" if keeps_versions else folder
+        of_round = round_folder(folder, server_round)
+        last = [of_round if keeps_versions else folder] if request.is_last_round else []
+        if not self.run.keep_best or request.trained_rounds:
+            return last
+        keep_only_best(folder, self.partition_id, request.best_round)
+        return list(dict.fromkeys([*last, of_round]))
+
+    def _write_model(
+        self, evaluated: Evaluated, folder: Path, results: Mapping[str, float]
+    ) -> None:
+        """Write the personalized model and its card, with the results, into a folder."""
+        whose = (self.model_name, self.partition_id, self.node.data_path)
+        model = exported_model(evaluated)
+        shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
+        card = model_card(self.run, self.request.run_id, *whose, self.data.scaling, results, shared)
+        card["levels"] = asdict(self.data.samples.levels)
+        if self.safeguard:
+            card["safeguard"] = asdict(self.safeguard.blend)
+            model = self.safeguard.deployed(model)
+        save_personalized_model(model, card, folder)
+
+    @cached_property
+    def safeguard(self) -> Safeguard | None:
+        """The private model beside the method's, if the run asks for one."""
+        settings = self.run.plan.safeguard
+        if not settings.is_on or self.run.strategy == LOCAL:
+            return None
+        return Safeguard(self._private_session, settings.mode)
+
+    def _private_session(self) -> "Session":
+        """Return the session in which the private model is trained, as by `local`."""
+        return Session(self.context, run_of_private_model(self.run), Settings(), beside=self)
+
+    # ---- What the client is and has --------------------------------------------------
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Part of every reply: the client, its architecture, and versions."""
+        return {"partition-id": self.partition_id, "model": self.model_name, "versions": as_sent()}
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """The client's identity, the sizes of its data, and hashes that are the same everywhere.
+
+        The hashes are those of the public set and of the names of the classes. Sizes that only
+        matter for results are 0 if the node withholds its counts.
+        """
+        data, run, own_data = self.data, self.run, self.node.data_path
+        has_results, (train, validation, test) = self.policy.allow_counts, data.sizes
+        names = class_names(own_data, data.classes, run.data.label_column)
+        return {
+            **self.identity,
+            "num-examples": train,
+            "test-size": test if has_results else 0,
+            "validation-size": validation if has_results else 0,
+            "public-hash": hash_of_public_pool(self.data_plan),
+            "classes-hash": hash_of_names(names),
+            "num-clients": 0 if own_data else run.plan.num_clients,
+        }
+
+    @cached_property
+    def data_plan(self) -> DataPlan:
+        """What the data of the run's clients depend on."""
+        return self.run.data_plan.at_node(self.node.data_path)
+
+    @property
+    def data(self) -> ClientData:
+        """The client's data and the public pool, on the device.
+
+        Raises
+        ------
+        PolicyError
+            If there are too few samples, or the public pool holds one of them.
+        DataError
+            If samples of the node have missing values, and its model is a network.
+        """
+        if self._data is None:
+            node = self.node
+            own = (node.data_path, node.grouping, node.input_statistics)
+            data = load_client(self.data_plan, self.partition_id, *own)
+            if node.data_path and not names_estimator(self.model_name):
+                require_complete(data.samples.images, "this node", self.model_name)
+            self.policy.check_data(data.sizes, data.in_public)
+            self._data = data
+        return self._data
+
+    @cached_property
+    def model_name(self) -> str:
+        """The architecture: the node's choice if it has one, else the run's assignment."""
+        if self.node.model:
+            return self.node.model
+        return assigned_models(self.run.models, self.data_plan)[self.partition_id]
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """The architecture of that name for the client's data, without weights."""
+        data, models = self.data, self.run.models
+        return Architecture(
+            self.model_name,
+            data.shape,
+            data.classes,
+            models.search_space,
+            self.device,
+            models.feature_width,
+        )
+
+    @property
+    def state(self) -> Any:
+        """The client's state. What is assigned to its fields is kept with a train message."""
+        if self._stored_state is None:
+            kind, begin = self.client.State, self.client.begin
+            self._stored_state = StoredState(kind, self.memory, self.device, begin)
+        return self._stored_state.value
+
+    @property
+    def stored_model(self) -> dict[str, Tensor] | None:
+        """The weights of the client's model after its last training, if it keeps them."""
+        return self.memory.load(MODEL)
+
+    @property
+    def memory_folder(self) -> MemoryFolder | None:
+        """The folder of the client's memory of the run, if it has one."""
+        return self._remembered.folder(self.request)
+
+    # ---- Models ----------------------------------------------------------------------
+
+    def borrow(self, architecture: Architecture) -> nn.Module:
+        """Return a model with arbitrary weights, to be filled; it is the client's until `close`."""
+        model = borrow(architecture)
+        self._borrowed.append(model)
+        return model
+
+    @property
+    def initial_draw(self) -> int:
+        """Number of the draw of the client's initial weights, 0 if all clients have the same."""
+        return 0 if self.run.models.initial_weights == "common" else self.partition_id
+
+    def new_model(self, draw: int | None = None) -> nn.Module:
+        """Build the client's architecture with its initial weights, or with those of a draw.
+
+        Draw 0 is common to all clients, and is the initial global model of a method that has one.
+        """
+        draw = self.initial_draw if draw is None else draw
+        with seeded("cpu", self.run.plan.seed, "initial-weights", draw):
+            model = self.client.architectures[0].build()
+        return model.to(self.device)
+
+    def recalled_model(self) -> nn.Module:
+        """Return the client's stored model, or a new one with its initial weights."""
+        model, stored = self.borrow(self.client.architectures[0]), self.stored_model
+        if stored or self.client.keeps_model:
+            fill_model(model, stored or self._initial_weights())
+        return model
+
+    def _initial_weights(self) -> Mapping[str, Tensor]:
+        if self.initial_draw:
+            return self.new_model().state_dict()
+        seed = self.run.plan.seed
+        return common_weights(self.client.architectures[0], seed, self.new_model)
+
+    # ---- Batches and optimizers ------------------------------------------------------
+
+    def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
+        """Yield the positions of a round's batches.
+
+        Parameters
+        ----------
+        server_round : int
+            Round of the run. Batches depend on it.
+        num_samples : int
+            Number of samples to draw from.
+        """
+        return iter(self.local.mixed_enough(self.local.positions(num_samples, server_round)))
+
+    def batches_at(self, positions: Iterator[Tensor]) -> Iterator[Batch]:
+        """Yield private batches of images and labels by their positions."""
+        return self.local.batches(self.data, positions)
+
+    def public_images(self, server_round: int) -> Tensor:
+        """Return the public subset of a round, shape (P, channels, height, width)."""
+        drawn_in = self.request.drawn_in(server_round)
+        return public_samples(self.data_plan, self.run.plan.public_size, drawn_in)
+
+    @contextmanager
+    def kept_momentum(
+        self,
+        optimizer: optim.Optimizer,
+        model: nn.Module,
+        replaced: Collection[nn.Parameter] = (),
+    ) -> Iterator[None]:
+        """Load the momentum of earlier trainings before a training, and store it afterwards.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            The optimizer of the training.
+        model : nn.Module
+            The network that has its parameters.
+        replaced : collection of nn.Parameter, optional
+            Parameters whose momentum starts anew and is not stored.
+        """
+        own_model = self.client.model
+        names = {own: f"model/{name}" for name, own in own_model.named_parameters()}
+        if model is not own_model:
+            kind = type(model).__name__
+            names = {own: f"{kind}/{name}" for name, own in model.named_parameters()} | names
+        self.memory.load_momentum(optimizer, names, replaced)
+        yield
+        self.memory.save_momentum(optimizer, names, replaced)
+
+
+@lru_cache(maxsize=2)
+def assigned_models(models: ModelSettings, data: DataPlan) -> list[str]:
+    """Return the architecture of every client of a run, by partition-id."""
+    sizes = None
+    if models.model_assignment == "by-size":
+        sizes = [len(indices) for indices in client_indices(data)]
+    return assign_models(models.models, models.model_assignment, data.num_clients, sizes, data.seed)
