@@ -135,7 +135,8 @@ def let_a_closed_folder_be_read_for_its_statistics(silo):
         assert isinstance(silo.send(MessageType.QUERY, **named), Message)
         for needed in ({"num-classes": "0"}, {"num-classes": "0.0"}, {"image-shape": ""}):
             silo.refuses("public-root", **named, **needed)
-        silo.refuses("input-scaling", **named, **{"input-scaling": "per-pixel"})
+        answer = silo.send(MessageType.QUERY, **named, **{"input-scaling": "per-pixel"})
+    assert "DataError" in answer
     assert not read.called
 
 
