@@ -26,6 +26,11 @@ class Entered(NamedTuple):
     calls: int
 
 
+def trains(frame):
+    """Return whether a message asks for a round's training, and not for what follows it."""
+    return frame.f_locals["message"].content["config"]["phase"] == "train"
+
+
 def entered(strategy, **changes):
     """Run a method, and return what the last train message enters."""
     handler, calls = None, Counter()
@@ -33,7 +38,7 @@ def entered(strategy, **changes):
     def profile(frame, event, argument):
         nonlocal handler
         file, name = frame.f_code.co_filename, frame.f_code.co_qualname
-        if event == "call" and handler is None and (file, name) == HANDLER:
+        if event == "call" and handler is None and (file, name) == HANDLER and trains(frame):
             handler = frame
             calls.clear()
         if event == "call" and handler is not None and file.startswith(PACKAGES):

@@ -233,7 +233,9 @@ class Session:
             steps = self.gradient_steps.taken - taken
             if steps:
                 metrics[FINE_TUNING_STEPS.name] = steps
-            self._export(evaluated, {**read_evaluation(metrics).row, "round": server_round})
+            for folder in self._export_folders(server_round):
+                results = {**read_evaluation(metrics).row, "round": server_round}
+                self._write(evaluated, folder, results)
         return TrainReply({}, metrics, answers)
 
     def prepared(self, received: Arrays, server_round: int) -> Evaluated:
@@ -266,11 +268,6 @@ class Session:
             )
             if is_of_run or is_better(results, last, self.partition_id):
                 self._write(Evaluated(model), last, results)
-
-    def _export(self, evaluated: Evaluated, results: Mapping[str, float]) -> None:
-        """Write the personalized model and its card to where the run and the node ask for it."""
-        for folder in self._export_folders(int(results["round"])):
-            self._write(evaluated, folder, results)
 
     def _export_folders(self, server_round: int) -> list[Path]:
         """Return the folders for the evaluated model, after removing older models there."""
