@@ -1,12 +1,14 @@
-"""num-clients = 0: the run has all connected clients."""
+"""num-clients = 0: a run has all connected clients, or as many as its data."""
 
 import logging
 import math
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from flwr.app import Context, RecordDict
-from helpers import client_of, write_image_folder
+from helpers import client_of, png, write_image_folder
 
 import fedkd_flwr
 from fedkd_flwr import server_app
@@ -17,6 +19,9 @@ from fedkd_flwr.engines.doctor import check_node
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import require_simulated, serve, with_connected_clients
+from fedkd_flwr.sweeps import read_sweep, run_sweep
+from fedkd_flwr.tuning import tune
+from fedkd_flwr.tuning.study import MethodSearch
 from strategies.core.replies import TooFewRepliesError
 
 
@@ -142,3 +147,87 @@ def test_the_log_names_whom_a_federation_waits_for(everybody, logged, tmp_path):
         serve(InProcessGrid(client_app, 2, asked.flat()), asked)
     (said,) = [line for line in logged(logging.INFO) if line.startswith("Waiting")]
     assert "for 3 clients: 2 are connected (num-clients=0 takes all" in said
+
+
+# ---- Sweeps and searches that leave the number of clients to the data ---------------------
+
+
+SETTINGS = {
+    "strategy": "local", "client-column": "writer", "num-clients": 0, "public-dataset": "none",
+    "held-out-size": 0, "num-server-rounds": 2, "local-epochs": 1,
+    "models": "mlp", "device": "cpu", "torch-threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_table(tmp_path / "table.parquet", writers=4)
+
+
+def write_table(path, writers):
+    images = [png(np.full((4, 4), number, dtype=np.uint8)) for number in range(120)]
+    columns = {
+        "image": images,
+        "label": [number // writers % 3 for number in range(120)],
+        "writer": [f"w{number % writers}" for number in range(120)],
+    }
+    pa.parquet.write_table(pa.table(columns), path)
+    return f"folder:{path}"
+
+
+@pytest.fixture
+def sweep(table, tmp_path):
+    path = tmp_path / "sweep.toml"
+    lines = [f"{key} = {value!r}" for key, value in {**SETTINGS, "dataset": table}.items()]
+    path.write_text("\n".join(["[base]", *lines, "[grid]", "seed = [0, 1]"]))
+    return path
+
+
+def test_a_sweep_skips_what_is_finished(sweep, tmp_path):
+    told = []
+    for _ in range(2):
+        runs = run_sweep(sweep, tmp_path / "runs", on_run=told.append)
+        assert [run.config["num-clients"] for run in runs] == [4, 4]
+    assert [progress.state for progress in told[-2:]] == ["skipped", "skipped"]
+
+
+def test_some_runs_are_chosen_by_what_the_sweep_says(sweep, tmp_path):
+    for seed in (0, 1):
+        only = {"seed": seed, "num-clients": 0}
+        (run,) = run_sweep(sweep, tmp_path / "runs", only=only)
+        assert run.config["seed"] == seed
+
+
+def test_the_next_sweep_of_a_process_counts_the_clients_of_a_changed_table(sweep, tmp_path):
+    run_sweep(sweep, tmp_path / "first")
+    write_table(tmp_path / "table.parquet", writers=3)
+    runs = run_sweep(sweep, tmp_path / "second")
+    assert [run.config["num-clients"] for run in runs] == [3, 3]
+
+
+def test_a_search_continues_its_runs(table, tmp_path):
+    changes = {"client-split": "60/20/20", "evaluated-split": "validation"}
+    search = MethodSearch(
+        strategy="local",
+        values=read_config({**SETTINGS, "dataset": table, **changes}).flat(),
+        seeds=(0,),
+        budget=1,
+        steps_of_local=1,
+        folder=tmp_path / "local",
+    )
+    for rung in (1, 2):
+        search.runs.advance(0, 0, {}, rung)
+    assert [path.name for path in search.folder.iterdir()] == ["trial-000-seed0"]
+
+
+def test_the_sweep_of_a_tuning_finds_its_data_from_any_folder(table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = {"dataset": "folder:table.parquet", "data-root": "sets", "client-split": "60/20/20"}
+    tuning = tune({**SETTINGS, **own}, [], "tuning", budget=1, seeds=1, fresh_seeds=1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (run,) = read_sweep(tuning.sweep).values()
+    assert run.run.data.dataset == table
+    assert run.run.data.data_root == str(tmp_path / "sets")
+    for _ in range(2):
+        assert len(run_sweep(tuning.sweep, "runs")) == 1

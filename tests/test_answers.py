@@ -154,7 +154,7 @@ def test_a_comparison_pairs_the_answers_of_two_methods(small, tmp_path):
 @pytest.mark.parametrize("trusts", [True, False])
 def test_a_node_that_does_not_trust_the_server_sends_no_answers(trusts, small):
     run_config = read_config({**small, "strategy": "local"}).flat()
-    node = {"partition-id": 0, "trust-server": trusts, "min-class-count": 0}
+    node = {"partition-id": 0, "trust-server": trusts, "allow-counts": True, "min-class-count": 0}
     client = client_of(small, context=Context(1, 1, node, RecordDict(), run_config))
     reply = client.session.serve_evaluation(Request(server_round=1))
     assert reply.metrics["own-test-total"] > 0

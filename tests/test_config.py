@@ -170,7 +170,7 @@ def test_every_preset_is_valid_and_holds_only_differences(preset):
         ({"torch-threads": 100000}, "less than or equal to 1024"),
         ({"tracker": "tensorbord"}, "did you mean tensorboard"),
         ({"models": 3}, "models = 3: '3' is not one of lenet"),
-        ({"models": "darts", "supernet-cells": 2}, "cells must be at least 3, got 2"),
+        ({"models": "darts", "supernet-cells": 2}, "cells must be from 3 to 100, got 2"),
         ({"models": "darts", "supernet-operations": "none,conv_9"}, "unknown operation 'conv_9'"),
         ({"models": "darts-fixed", "genotype": "big"}, "a genotype is JSON of the form"),
         ({"optimizer": "lion"}, "optimizer = 'lion': it should be 'sgd', 'adam' or 'adamw'"),
@@ -294,7 +294,9 @@ def test_the_command_line_refuses_in_one_line_and_writes_nothing(
 def test_list_groups_methods_and_says_what_they_take(monkeypatch):
     monkeypatch.setattr(output, "console", lambda: Console(width=160))
     printed = CliRunner().invoke(app, ["list"]).stdout
-    assert all(name in printed for name in ("resnet18", "fashion-mnist", "two-groups", "digits-q"))
+    assert all(
+        name in printed for name in ("resnet18", "fashion-mnist", "two-groups", "list sweeps")
+    )
     cells = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
     rows = {row[0]: row[1:] for row in cells if row[0] in METHODS}
     assert rows.keys() == METHODS.keys()

@@ -11,6 +11,7 @@ from helpers import client_of, most_of_them_slow, run_with
 from torch import nn
 
 import fedkd_flwr
+from fedkd_flwr.bundles.approved_runs import approve_run
 from fedkd_flwr.client_app import app
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.policy import PolicyError
@@ -325,11 +326,12 @@ def test_fine_tuning_before_an_evaluation_is_refused(private):
 
 
 def node_of(private, folder, **policy):
-    """A client whose node does not trust the server, and its number of training samples."""
+    """A client whose node has approved the run, and its number of training samples."""
     node = {"partition-id": 1, "state-dir": str(folder), "trust-server": False}
-    node |= {"epsilon-budget": math.inf}
-    node |= {"allow-methods": "all", "min-class-count": 0, **policy}
+    node |= {"epsilon-budget": math.inf, "approved-runs": str(folder / "approved")}
+    node |= {"min-class-count": 0, **policy}
     run_config = read_config({**private, "dp-sgd-noise-seed": -1}).flat()
+    approve_run(run_config, folder / "approved")
     client = client_of({}, context=Context(1, 1, node, RecordDict(), run_config))
     return client, client.data.num_train
 
@@ -389,10 +391,13 @@ def test_a_node_can_ask_for_noise_in_training(private, tmp_path):
     ):
         with pytest.raises(PolicyError, match=sentence):
             node_of({**private, **changes}, tmp_path, **{"min-noise": 1.0})
+
+
+def test_a_known_seed_needs_approval(private):
     node = {"partition-id": 1, "trust-server": False, "allow-methods": "all"}
-    seeded = Context(1, 1, node, RecordDict(), read_config(private).flat())
-    with pytest.raises(PolicyError, match="has a noise-seed"):
-        client_of({}, context=seeded)
+    run_config = read_config({**private, "local-iterations": 0}).flat()
+    with pytest.raises(PolicyError, match="dp-sgd-noise-seed has to be its default"):
+        client_of({}, context=Context(1, 1, node, RecordDict(), run_config))
 
 
 def test_which_layers_mix_samples():

@@ -16,8 +16,9 @@ from strategies.core.replies import Metric
 from tests.conftest import SMALL
 
 WITHOUT_COUNTS = NodePolicy(allow_counts=False, allow_training_metrics=True)
-HIDDEN = NodePolicy(allow_training_metrics=False)
+HIDDEN = NodePolicy(allow_counts=True, allow_training_metrics=False)
 OPEN = TRUSTING_POLICY
+BUDGET = NodePolicy(allow_counts=True, epsilon_budget=1.0)
 OF_TEST = Metric("x", inputs=(Data.TEST,), through_model=True)
 OF_BOTH = Metric("x", inputs=(Data.TRAINING, Data.TEST))
 REQUESTED = Metric("x", inputs=(Data.TRAINING, Data.TEST), requested=True)
@@ -43,8 +44,8 @@ def left(policy, has_noise=False, sends=(), metrics=(), reply=None):
         (OF_TEST, HIDDEN, True, True),
         (OF_TEST, WITHOUT_COUNTS, False, False),
         (OF_BOTH, OPEN, True, True),
-        (OF_BOTH, NodePolicy(epsilon_budget=1.0), False, False),
-        (REQUESTED, NodePolicy(epsilon_budget=1.0), True, True),
+        (OF_BOTH, BUDGET, False, False),
+        (REQUESTED, BUDGET, True, True),
         (REQUESTED, WITHOUT_COUNTS, False, False),
     ],
 )

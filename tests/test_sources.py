@@ -1,4 +1,4 @@
-"""Data sets: the pool's order, decoding, shapes, own data, and what is refused."""
+"""Data sets: the pool's order, decoding, shapes, own data, two names of one, what is refused."""
 
 import datasets
 import numpy as np
@@ -15,6 +15,7 @@ from fedkd_flwr.data.natural_split import owners_of
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import bundled_digits, load_images, load_labels, load_node_data
+from fedkd_flwr.data.storage import share_samples
 
 TINY = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 TINY_LABELS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
@@ -290,3 +291,60 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path):
     (folder / "0" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     with pytest.raises(DataError, match=r"gone\.png' cannot be read: No such file or directory$"):
         load_labels(f"folder:{folder}", data_format=FORMAT)
+
+
+# ---- Two names of one data set are recognized without reading a sample --------------------
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A data root with MNIST under two names, and two folders of classes in two parts."""
+    (tmp_path / "ylecun/mnist").mkdir(parents=True)
+    (tmp_path / "ylecun/mnist/train.parquet").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "ylecun/mnist")
+    for part in ("train", "test", "unlabelled"):
+        (tmp_path / "pets" / part / "cat").mkdir(parents=True)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "are_one"),
+    [
+        ("mnist", "hf:ylecun/mnist", True),
+        ("hf:ylecun/mnist", "mnist", True),
+        ("mnist", "hf:link", True),
+        ("mnist", "folder:ROOT/ylecun/mnist/train.parquet", True),
+        ("mnist", "folder:ROOT/link", True),
+        ("mnist", "hf:ylecun/mnist2", False),
+        ("mnist", "fashion-mnist", False),
+        ("mnist", "hf:mnist", False),
+        ("digits", "digits", True),
+        ("digits", "mnist", False),
+        ("folder:ROOT/pets", "folder:ROOT/link/../../pets", True),
+        ("folder:ROOT/pets", "folder:ROOT/pets/train", True),
+        ("folder:ROOT/pets/train", "folder:ROOT/pets", True),
+        ("folder:ROOT/pets/train", "folder:ROOT/pets/test", False),
+        # Of a folder with parts, nothing else is private.
+        ("folder:ROOT/pets", "folder:ROOT/pets/unlabelled", False),
+        ("a.module:Data.load", "a.module.Data:load", True),
+        ("a.module:one", "a.module:other", False),
+    ],
+)
+def test_in_a_data_root(private, public, are_one, root):
+    private, public = (name.replace("ROOT", root) for name in (private, public))
+    assert share_samples(private, public, root) == are_one
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "are_one"),
+    [
+        ("cifar10", "hf:uoft-cs/cifar10", True),
+        ("cifar10", "hf:cifar10", True),
+        ("hf:Uoft-CS/cifar10", "cifar10", True),
+        ("hf:somebody/cifar10", "cifar10", False),
+        ("cifar10", "cifar100", False),
+        ("digits", "cifar10", False),
+    ],
+)
+def test_on_the_hub(private, public, are_one):
+    assert share_samples(private, public) == are_one

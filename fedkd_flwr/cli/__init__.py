@@ -50,7 +50,7 @@ COMMANDS = (run, sweep, tune, *READERS, doctor, predict, clear_cache, stop)
 GROUPS = {
     "Run": ("run", "sweep", "tune", "stop"),
     "Compare": ("compare", "report", "cross"),
-    "Deploy": ("doctor", "nodes", "bundles", "superexec"),
+    "Deploy": ("doctor", "nodes", "runs", "bundles", "superexec"),
     "Look": ("list", "genotypes", "models", "predict", "clear-cache"),
 }
 """The commands as ``fedkd --help`` shows them."""
