@@ -227,8 +227,9 @@ class Run:
         """Return the personalized model of a client at the end, in evaluation mode.
 
         It is read from the run's ``models-dir``, or from the client's stored state where clients
-        keep the evaluated model. Raises `RunDirectoryError` if there is none, `ValueError` if there
-        is no such client.
+        keep the evaluated model. A file can hold the model after the last distillation, where
+        validation data prefer it; its accuracy is ``distilled_accuracy``, and the log says so.
+        Raises `RunDirectoryError` if there is none, `ValueError` if there is no such client.
 
         Examples
         --------
