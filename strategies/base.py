@@ -146,7 +146,7 @@ class PersonalizedStrategy(Method, Strategy):
         host._enter(CurrentRound(exchange.further(rounds or server_round), grid))
         evaluations = host._evaluations_of(present, rounds or server_round) if present else {}
         if rounds:
-            evaluations = host._with_distillation(evaluations)
+            evaluations = host._with_distillation(evaluations, present)
         found = {n: evaluation.row for n, evaluation in evaluations.items()}
         rows = CurrentRound(exchange, metrics=metrics).client_rows(clients, found)
         columns: dict[str, Any] = {
@@ -300,7 +300,7 @@ class PersonalizedStrategy(Method, Strategy):
         results = self._returned("results", self.results(), Results)
         evaluated = {n: counted[n] for n in self.current.evaluated if n in counted}
         if server_round == self.plan.num_server_rounds:
-            evaluated = self._with_distillation(evaluated)
+            evaluated = self._with_distillation(evaluated, self.current.evaluated)
         table = self.evaluations.rows(server_round, evaluated)
         further = {n: evaluation.columns for n, evaluation in evaluated.items()}
         clients = self.current.client_rows(self.members.clients, further)
@@ -337,14 +337,17 @@ class PersonalizedStrategy(Method, Strategy):
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
         return self.evaluations.read(self.current.exchange, replies, self.record.evaluation_metrics)
 
-    def _with_distillation(self, evaluations: dict[int, Evaluation]) -> dict[int, Evaluation]:
+    def _with_distillation(
+        self, evaluations: dict[int, Evaluation], asked: Iterable[int]
+    ) -> dict[int, Evaluation]:
         """Evaluate clients after distilling what the last round has taught, too.
 
         This training is no part of the run: its steps do not count, and clients keep nothing of it.
+        A client that withholds its results is asked too, since it exports the better model.
         """
         # What several clients received before the training is older.
         self.current.shared.clear()
-        payloads = {n: self.last_distillation(n) for n in evaluations}
+        payloads = {n: self.last_distillation(n) for n in asked}
         payloads = {n: arrays for n, arrays in payloads.items() if arrays}
         if not payloads:
             return evaluations

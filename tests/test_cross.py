@@ -52,7 +52,9 @@ def test_correlations_by_hand(tmp_path):
 def test_the_diagonal_equals_the_accuracy_of_the_run(runs):
     run = runs["kt-pfl"]
     crossed = cross(run)
-    last = run.clients.set_index("partition_id").sort_index()["accuracy"]
+    # The run has exported the models after the last distillation.
+    assert crossed.distilled == [0, 1, 2, 3]
+    last = run.clients.set_index("partition_id").sort_index()["distilled_accuracy"]
     np.testing.assert_allclose(crossed.accuracies.diagonal(), last)
     # Clients have different classes, so other clients' models are less accurate.
     assert crossed.own > crossed.others
@@ -70,7 +72,10 @@ def test_models_come_from_files_or_stored_state_or_raise_an_error(runs, tmp_path
     run = runs["kt-pfl"]
     exported = cross(run).accuracies
     change_json(run.path / "config.json", config={"models-dir": ""})
-    np.testing.assert_array_equal(cross(run.path).accuracies, exported)
+    stored = cross(run.path)
+    last = run.clients.set_index("partition_id").sort_index()["accuracy"]
+    assert not stored.distilled
+    np.testing.assert_allclose(stored.accuracies.diagonal(), last)
     models = run.config["output-dir"].replace("kt-pfl", "models")
     np.testing.assert_array_equal(cross(run.path, models).accuracies, exported)
     with pytest.raises(RunDirectoryError, match="is from another run"):
@@ -92,6 +97,7 @@ def test_custom_models_are_built_from_run_settings_not_from_the_card(small, tmp_
         {**small, **own, "models-dir": str(tmp_path / "models")}, output_dir=tmp_path / "run"
     )
     last = run.clients.set_index("partition_id").sort_index()["accuracy"]
+    assert not cross(run).distilled
     np.testing.assert_allclose(cross(run).accuracies.diagonal(), last)
     file = tmp_path / "models" / "0.json"
     file.write_text(file.read_text().replace("own_model:TinyNet", "own_data:Perceptron"))
@@ -107,6 +113,7 @@ def test_the_command_prints_saves_and_draws(runs, tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert "Mean accuracy: own test data" in result.output
+    assert "The models of 4 of 4 clients are those after the last distillation." in result.output
     assert {path.name for path in tmp_path.iterdir()} == {"cross.json", "kt-pfl-cross.png"}
     refused = CliRunner().invoke(app, [*command, "-o", "cross.txt"])
     assert refused.exit_code == 1 and "must end in .csv or .json" in refused.output

@@ -124,22 +124,24 @@ def test_validation_data_choose_if_all_clients_have_both_results(rows, expected)
 
 
 def test_a_node_chooses_itself(toy, tmp_path):
+    """Client 1 tells the server no results, and chooses as it would if it told them."""
     nodes = {
         n: {
             "models-dir": str(tmp_path / f"node-{n}"),
-            "trust-server": n > 0,
+            "trust-server": n != 1,
             "epsilon-budget": math.inf,
             "min-class-count": 0,
         }
         for n in range(4)
     }
     run, _ = run_with(Witness(), toy, tmp_path / "run", node_configs=nodes)
-    clients = run.last_evaluations
+    assert {*run.last_evaluations.index} == {0, 2, 3}
+    clients = fedkd_flwr.run(toy, output_dir=tmp_path / "told").last_evaluations
     better = clients["distilled_validation_accuracy"] > clients["validation_accuracy"]
     for n in range(4):
         (file,) = (tmp_path / f"node-{n}").rglob("*.safetensors")
         assert ("evaluated" in read_card(file)) == better[n]
-    assert better.any() and not better.all()
+    assert better[1] and not better.all()
 
 
 def test_new_clients_distill_once_more_too(toy, tmp_path):

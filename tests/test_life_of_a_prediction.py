@@ -85,5 +85,5 @@ def test_it_is_decoded_once_on_each_side(flat, tmp_path, monkeypatch, owner, nam
 
     monkeypatch.setattr(owner, name, decode)
     fedkd_flwr.run(flat, output_dir=tmp_path / "run")
-    # Two clients reply in each of two rounds, and receive a teacher in the second.
-    assert len(decodings) == 2 * 2 + 2
+    # Two clients reply in each of two rounds, and receive a teacher in the second and after it.
+    assert len(decodings) == 2 * 2 + 2 * 2

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedkd_flwr.engines.in_process import InProcessGrid
+from strategies.core.evaluations import DISTILLATION
 from strategies.core.plan import RunPlan
 from strategies.kt_pfl import KTpFL, KTpFLSettings
 from strategies.persfl import PAIRS, PERSONALIZE, PersFL, PersFLSettings
@@ -54,6 +55,9 @@ def client_app(received):
         )
         arrays = {name: a.numpy() for name, a in message.content["arrays"].items()}
         received.append((partition_id, phase, arrays))
+        if phase == DISTILLATION:
+            distilled = {k.replace("own", "distilled"): v for k, v in (COUNTS | VALIDATED).items()}
+            return replied(message, context, metrics=distilled)
         if phase == PERSONALIZE:
             pairs = len(PersFLSettings().grid())
             return replied(message, context, {PAIRS: np.full((pairs, 2), 3, np.int32)})
@@ -101,11 +105,11 @@ def test_kt_pfl_serves_clients_of_plain_flower(client_app, received):
     strategy = KTpFL(plan(), KTpFLSettings(coefficient_learning_rate=0.0))
     result = served(strategy, client_app)
     assert dict(result.evaluate_metrics_clientapp[2])["accuracy_mean"] == pytest.approx(3 / 5)
-    first, second = received[:CLIENTS], received[CLIENTS:]
-    assert [arrays for _, _, arrays in first] == [{}] * CLIENTS
+    phases = [phase for _, phase, _ in received]
+    assert phases == ["train"] * 2 * CLIENTS + [DISTILLATION] * CLIENTS
+    assert [arrays for _, _, arrays in received[:CLIENTS]] == [{}] * CLIENTS
     # With equal coefficients everybody is taught the mean of 1/4, 2/4 and 3/4.
-    for _, phase, arrays in second:
-        assert phase == "train"
+    for _, _, arrays in received[CLIENTS:]:
         np.testing.assert_allclose(arrays["teacher"], 0.5, rtol=1e-6)
 
 

@@ -126,7 +126,12 @@ def test_what_a_method_averages_without_its_addition_are_models_of_fedavg(
 def test_fedmd_is_ds_fl_without_sharpening(settings, tmp_path):
     runs = [
         run_of(settings, tmp_path, "fedmd", **{"kt-pfl.temperature": 1.0}),
-        run_of(settings, tmp_path, "ds-fl", **{"ds-fl.aggregation": "simple"}),
+        run_of(
+            settings,
+            tmp_path,
+            "ds-fl",
+            **{"ds-fl.aggregation": "simple", "ds-fl.distillation-learning-rate": 0.02},
+        ),
     ]
     assert list(runs[0].clients["loss"]) == list(runs[1].clients["loss"])
 

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import Configuration
 from fedkd_flwr.custom_objects.importing import find_callable, find_custom, is_custom
 from fedkd_flwr.data.clients import load_client
-from fedkd_flwr.export import load_model
+from fedkd_flwr.export import load_model, read_card
 from fedkd_flwr.memory import InProcessContext, MemoryFolder
 from fedkd_flwr.models.custom_models import SIGNATURE
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.runs import Run, RunDirectoryError, recorded_config
 from fedkd_flwr.training.loop import computing_in, predict_logits
+from strategies.core.flower import log
 
 
 def client_model(run: Run, partition_id: int) -> nn.Module:
@@ -32,6 +34,8 @@ def client_model(run: Run, partition_id: int) -> nn.Module:
     if not 0 <= partition_id < known:
         raise ValueError(f"client {partition_id} is outside 0..{known - 1}")
     (model,) = map(copy.deepcopy, models_of(run, configuration, clients=[partition_id]))
+    if distilled_clients(configuration, clients=[partition_id]):
+        log(INFO, "Client %d: this is its model after the last distillation", partition_id)
     return model.eval()
 
 
@@ -75,7 +79,8 @@ def models_of(
 ) -> Iterator[nn.Module]:
     """Yield the models of some clients, by default all, from files or the stored state.
 
-    A model is valid until the next one is requested.
+    A model is valid until the next one is requested. Of files, some may be about models after the
+    last distillation, see `distilled_clients`.
     """
     folder = models_dir or configuration.run.models_dir
     clients = range(configuration.run.plan.num_clients) if clients is None else clients
@@ -83,7 +88,25 @@ def models_of(
         yield from _models_from_state(run, configuration, clients)
         return
     for n in clients:
-        yield _exported_model(Path(folder).expanduser() / f"{n}.safetensors", run, configuration)
+        yield _exported_model(_file_of(folder, n), run, configuration)
+
+
+def distilled_clients(
+    configuration: Configuration, models_dir: str = "", clients: Iterable[int] | None = None
+) -> list[int]:
+    """Return the clients of which `models_of` yields the model after the last distillation.
+
+    Its accuracy is the client's ``distilled_accuracy``.
+    """
+    folder = models_dir or configuration.run.models_dir
+    clients = range(configuration.run.plan.num_clients) if clients is None else clients
+    if not folder:
+        return []
+    return [n for n in clients if read_card(_file_of(folder, n)).get("evaluated") == "distilled"]
+
+
+def _file_of(folder: str, partition_id: int) -> Path:
+    return Path(folder).expanduser() / f"{partition_id}.safetensors"
 
 
 def _exported_model(file: Path, run: Run, configuration: Configuration) -> nn.Module:

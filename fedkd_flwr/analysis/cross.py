@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from fedkd_flwr.analysis.client_models import models_of
+from fedkd_flwr.analysis.client_models import distilled_clients, models_of
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.analysis.rendering import written_to
 from fedkd_flwr.config import ConfigError
@@ -44,12 +44,15 @@ class Cross:
         name; empty for a method without coefficients.
     new_clients : list of int
         Partition-ids of the clients that joined after the training.
+    distilled : list of int
+        Partition-ids of the clients whose model is the one after the last distillation.
     """
 
     run: Run
     accuracies: NDArray[np.float64]
     coefficients: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     new_clients: list[int] = field(default_factory=list)
+    distilled: list[int] = field(default_factory=list)
 
     @property
     def own(self) -> float:
@@ -159,6 +162,7 @@ class Cross:
         content = {
             "run": self.run.path.name,
             "accuracies": self.accuracies.tolist(),
+            "distilled": self.distilled,
             "coefficients": {name: m.tolist() for name, m in self.coefficients.items()},
             "rank_correlations": {
                 name: [None if math.isnan(value) else value for value in values.tolist()]
@@ -223,7 +227,8 @@ def cross(
         for name, matrices in stored.matrices.items()
         if matrices.shape[1:] == accuracies.shape
     }
-    return Cross(stored, accuracies, square, configuration.run.plan.new_client_ids)
+    distilled = distilled_clients(configuration, str(models_dir))
+    return Cross(stored, accuracies, square, configuration.run.plan.new_client_ids, distilled)
 
 
 def _others(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -243,6 +243,9 @@ def cross(
         headings = list(text.columns)
         show_table(headings, text.to_numpy().tolist(), numbers=headings)
         say(f"Mean accuracy: own test data {crossed.own:.1%}, others' {crossed.others:.1%}")
+        if crossed.distilled:
+            of = f"{len(crossed.distilled)} of {len(crossed.accuracies)}"
+            say(f"The models of {of} clients are those after the last distillation.")
         for name in crossed.coefficients:
             say(crossed.sentence(name))
         if output is not None:

@@ -54,8 +54,8 @@ def leaving(
     def passed(
         items: Mapping[str, Value], declared: Iterable[Sent], declaration: str
     ) -> dict[str, Value]:
-        known, left = {sent.name: sent for sent in declared}, {}
-        for name, value in items.items():
+        known, left = {sent.name: sent for sent in declared}, []
+        for name in items:
             sent = declaration_of(name, known)
             if sent is None:
                 raise UndeclaredError(
@@ -63,10 +63,10 @@ def leaving(
                     f"{declaration.format(name)}"
                 )
             if not _is_forbidden(sent, policy, has_noise):
-                left[name] = value
+                left.append(name)
             elif sent.required:
                 raise PolicyError(f"the method sends `{name}`, which may not leave this node")
-        return left
+        return {name: items[name] for name in left}
 
     return TrainReply(
         passed(reply.arrays, run.method.record.sends, "Sent({!r}) to `sends`"),

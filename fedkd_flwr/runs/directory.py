@@ -325,7 +325,7 @@ class RunDirectory(Observer):
         continued = [*run.description.get("continued", []), leg]
         description = {**run.description, "config": config, "continued": continued}
         description.pop(ACCEPTED, None)
-        self._continued_as = run.continued(completed, description)
+        self._continued_as = run.continued(completed, description, checkpoint.sizes)
         self._sizes, self._appended = checkpoint.sizes, set(checkpoint.sizes)
         self._seconds_before = checkpoint.seconds
         return checkpoint

@@ -227,8 +227,9 @@ class Run:
         """Return the personalized model of a client at the end, in evaluation mode.
 
         It is read from the run's ``models-dir``, or from the client's stored state where clients
-        keep the evaluated model. Raises `RunDirectoryError` if there is none, `ValueError` if there
-        is no such client.
+        keep the evaluated model. A file can hold the model after the last distillation, where
+        validation data prefer it; its accuracy is ``distilled_accuracy``, and the log says so.
+        Raises `RunDirectoryError` if there is none, `ValueError` if there is no such client.
 
         Examples
         --------
@@ -323,11 +324,17 @@ class Run:
         remedy = f"remove it, and `fedkd run --resume {self.path}` writes a new one"
         return _read_object(self.path / "summary.json", SUMMARY, remedy)
 
-    def continued(self, after_round: int, description: dict[str, Any]) -> "Run":
-        """Return the run up to a round, with the description of how it is continued."""
+    def continued(
+        self, after_round: int, description: dict[str, Any], sizes: Mapping[str, int]
+    ) -> "Run":
+        """Return the run up to a round, with the description of how it is continued.
+
+        `sizes` are the bytes of its files at the end of that round. What a lost round has written
+        comes after them, and may be about an earlier round.
+        """
         run = Run(self.path, self.allow_code, after_round)
-        # A cached property is kept there.
-        vars(run)["description"] = description
+        # Cached properties are kept there.
+        vars(run).update(description=description, _sizes=sizes)
         return run
 
     def check(self) -> None:
@@ -369,12 +376,22 @@ class Run:
         if lost:
             raise self._damaged_lines("clients", f"it has no line of round {min(lost)}")
         last = (self.summary or {}).get("last_round")
-        if last and self.round_rows[int(last["round"]) - 1]["accuracy_mean"] is None:
-            raise self._damaged_lines(EVALUATIONS, f"it has no line of round {last['round']:.0f}")
+        if last:
+            self._require_accuracy(last)
         for file in (self.path / MATRICES).glob("*.npy"):
             there = len(self._rounds_of(file))
             if there < rounds:
                 raise self._damaged_matrix(file, f"it holds {there} of {rounds} rounds")
+
+    def _require_accuracy(self, last: Row) -> None:
+        """Check that the evaluations give the accuracy of the summary's last round."""
+        number = int(last["round"])
+        mean = self.round_rows[number - 1]["accuracy_mean"]
+        if mean is None:
+            raise self._damaged_lines(EVALUATIONS, f"it has no line of round {number}")
+        if not math.isclose(mean, last["accuracy_mean"]):
+            reason = f"its lines of round {number} do not give the accuracy in summary.json"
+            raise self._damaged_lines(EVALUATIONS, reason)
 
     def stored(self, name: str) -> list[Row]:
         """Return the rows of a table as they are stored; an incomplete last line is ignored."""
@@ -386,12 +403,18 @@ class Run:
     def _stored(self) -> dict[str, list[Row]]:
         return {}
 
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        """Bytes to read of a table, by file name; by default all."""
+        return {}
+
     def _read_rows(self, name: str) -> list[Row]:
         file = self.path / f"{name}.jsonl"
         if not file.exists():
             return []
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            content = file.read_bytes()[: self._sizes.get(file.name)]
+            lines = content.decode("utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise self._damaged_lines(name, _reason(error)) from None
         rows: list[Row] = []
