@@ -154,7 +154,7 @@ def test_the_comparison_of_the_tutorial_works_in_a_clone(tmp_path):
         assert full in sweep
         sweep = sweep.replace(full, short)
     (clone / "mine.toml").write_text(sweep)
-    commands = [c for c in blocks(tutorial, "bash") if "mine.toml" in c or "runs/mine --fig" in c]
+    commands = [c for c in blocks(tutorial, "bash") if "mine.toml" in c or "compare runs/mine" in c]
     assert len(commands) == 2
     # Not the programs of this environment: those of whoever has just cloned it.
     programs = str(Path(sys.executable).parent)

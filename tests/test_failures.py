@@ -18,6 +18,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import flower_log_level
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.server_app import serve
+from strategies.core.evaluations import DISTILLATION
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import RowObserver
 
@@ -333,7 +334,7 @@ def scripted_client(num_clients, drop, generator):
         if kind == "train" and generator.random() < drop:
             raise RuntimeError("lost")
         arrays = ArrayRecord()
-        if kind == "train":
+        if kind == "train" and message.content["config"]["phase"] != DISTILLATION:
             predictions = generator.dirichlet(np.ones(10), size=100).astype(np.float32)
             arrays = ArrayRecord({"predictions": Array(predictions)})
         counts = {"own-test-correct": 90 - n, "own-test-total": 100, "own-test-loss": 0.5}
@@ -361,7 +362,11 @@ def test_two_hundred_rounds_of_fifty_clients_with_every_fifth_reply_lost(strateg
     assert list(run.rounds["round"]) == list(range(1, 201))
     share = run.rounds["failures"].sum() / (50 * 200)
     assert 0.18 < share < 0.22
-    assert (run.rounds["replies"] + run.rounds["failures"] == 50).all()
+    answers = run.rounds["replies"] + run.rounds["failures"]
+    assert (answers[:-1] == 50).all()
+    # A client of KT-pFL that replies in the last round may fail in the distillation after it.
+    lost_after = answers.iloc[-1] - 50
+    assert 0 < lost_after < 20 if strategy == "kt-pfl" else lost_after == 0
     lines = Counter(zip(run.clients["round"], run.clients["partition_id"], strict=True))
     assert len(lines) == 50 * 200 and set(lines.values()) == {1}
     warm, end = max(memories[40:60]), max(memories[-20:])
