@@ -35,7 +35,7 @@ from strategies.core.low_rank import Shape, lengths, restored
 from strategies.core.method_record import Paper
 from strategies.core.plan import ImpossiblePlanError, PlanSettings, RunPlan, Settings
 from strategies.core.replies import LARGEST_NUMBER, Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.vector_kinds import BUFFERS, WEIGHTS
+from strategies.core.vector_kinds import ALPHAS, BUFFERS, WEIGHTS
 from strategies.parameters import (
     Model,
     ParameterState,
@@ -85,7 +85,7 @@ class FedKD(SharedModelStrategy):
         exchanged="compressed parameters of a shared model",
         settings_type=FedKDSettings,
         dp_sgd=True,
-        sends=(of_model(FACTORS), of_model(RANKS), Sent(BUFFERS)),
+        sends=(of_model(FACTORS), of_model(RANKS), of_model(ALPHAS), Sent(BUFFERS)),
     )
 
     @classmethod

@@ -23,7 +23,7 @@ from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.core.state import State
-from strategies.core.vector_kinds import BUFFERS, MODEL_SENT
+from strategies.core.vector_kinds import BUFFERS, MODEL_SENT, SUPERNET_SENT
 
 Model = dict[str, NDArray[Any]]
 """A model in network format: float32 vectors by kind."""
@@ -247,6 +247,8 @@ class SharedModelStrategy(ParameterStrategy):
         settings_type=SharedModelSettings,
         evaluates_trained_model=True,
         evaluates=(),
+        # The shared model may be a supernet.
+        sends=SUPERNET_SENT,
     )
     settings: SharedModelSettings
     server_models: ServerModels

@@ -61,8 +61,8 @@ def test_the_pages_are_what_the_command_writes():
 NOT_IN_THESE_RUNS = {
     "perfed-ckt": {"weight"},  # with `weight-by-distance` alone
     "selective-fd": {"distillation-loss", "moved-public"},  # too few samples are kept
-    # Their shared model has no batch normalization here.
-    **{strategy: {"buffers"} for strategy in ("fml", "fedkd", "fedmrl", "fedapen")},
+    # Their shared model has no batch normalization here, and is no supernet.
+    **{strategy: {"buffers", "alphas"} for strategy in ("fml", "fedkd", "fedmrl", "fedapen")},
 }
 
 

@@ -135,8 +135,6 @@ class Run:
     def round_rows(self) -> list[Row]:
         """One row per round, with accuracies: rounds 1, 2, 3, … in order."""
         rows = self.stored("rounds")
-        if [row["round"] for row in rows] != list(range(1, len(rows) + 1)):
-            raise self._damaged_lines("rounds", "rounds are missing or out of order")
         clients: dict[int, list[Row]] = defaultdict(list)
         for row in self.client_rows:
             clients[row["round"]].append(row)
@@ -416,6 +414,8 @@ class Run:
                     break
                 raise self._damaged_lines(name, f"line {number}: {_reason(error)}") from None
             _require_types(file, rows[-1], KEYS.get(name, CLIENT_KEYS), self._remedy_for(name))
+        if name == "rounds" and [row["round"] for row in rows] != list(range(1, len(rows) + 1)):
+            raise self._damaged_lines("rounds", "rounds are missing or out of order")
         return [row for row in rows if row["round"] <= self._last_round]
 
     def _matrices_of(self, name: str) -> list[NDArray[Any]]:

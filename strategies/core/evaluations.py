@@ -235,7 +235,8 @@ def with_evaluations(clients: Iterable[Row], table: Iterable[Row]) -> list[Row]:
     for row in table:
         counts = Counts(*(row[name] for name in COLUMNS[2:]))
         columns[row["round"], row["client"]] |= counts.columns
-    return [{**row, **columns[row["round"], row["partition_id"]]} for row in clients]
+    # Versions before 0.2 wrote accuracies into each row.
+    return [{**columns[row["round"], row["partition_id"]], **row} for row in clients]
 
 
 def with_statistics(row: Row, clients: Iterable[Row]) -> Row:
