@@ -19,6 +19,7 @@ from test_engines import assert_same_new_clients
 
 from fedkd_flwr.bundles.approved_runs import approve_run
 from fedkd_flwr.client_app import app as client_app
+from fedkd_flwr.config import ALL_CONNECTED, read_config
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +126,12 @@ def approved(silos, refused):
     return silos
 
 
+def start_approved(federation, settings):
+    """Approve a run, and start it as ``fedkd run --engine deployment`` does: each setting given."""
+    approve_run(settings, federation.folder / "approved-runs")
+    return federation.start_run(read_config({**ALL_CONNECTED, **settings}).for_flower())
+
+
 def in_process(settings, path):
     return run_with(client_app, settings, path)[0]
 
@@ -170,8 +177,7 @@ def test_custom_code_gives_the_numbers_of_one_process(approved, tmp_path):
     series = {"dataset": "examples.own_series:waves", "models": f"mlp,{RECURRENT}"}
     settings = {**SETTINGS, **series, "strategy": NEAREST}
     packed = {"own-settings": "nearest.sharpness = 3", "output-dir": str(tmp_path / "run")}
-    approve_run({**settings, **packed}, approved.folder / "approved-runs")
-    process = approved.start_run({**settings, **packed})
+    process = start_approved(approved, {**settings, **packed})
     there = approved.finished_run(process, tmp_path / "run", 400)
     here = in_process({**settings, "nearest.sharpness": 3.0}, tmp_path / "here")
     assert there.config["nearest.sharpness"] == 3.0
@@ -189,8 +195,7 @@ def test_a_forest_on_one_node_gives_the_numbers_of_one_process(approved, tmp_pat
     approved.start_app(1)
     options = "RandomForestClassifier = {n_estimators = 5}"
     settings = {**SETTINGS, "models": f"mlp,{FOREST}", "estimator-options": options}
-    approve_run(settings, approved.folder / "approved-runs")
-    process = approved.start_run({**settings, "output-dir": str(tmp_path / "run")})
+    process = start_approved(approved, {**settings, "output-dir": str(tmp_path / "run")})
     there = approved.finished_run(process, tmp_path / "run", 400)
     here = in_process(settings, tmp_path / "here")
     models = there.clients.sort_values(["round", "partition_id"])["model"]
