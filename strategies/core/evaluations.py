@@ -52,6 +52,9 @@ DISTILLATION = "distillation"
 COLUMNS = ("round", "client", "model", "split", "correct", "total", "loss")
 """Its columns."""
 
+OF_COUNTS = frozenset(metric.name for metric in metrics_of(MODELS))
+"""The metrics of a message that hold counts."""
+
 MEAN_COLUMNS = (
     *MEANS,
     *(f"{prefix}accuracy" for pair in product(MODELS, SPLITS) if (prefix := column_prefix(*pair))),
@@ -208,8 +211,7 @@ def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evalu
     ``held_accuracy`` on the client's training classes, and ``other_accuracy`` on the other classes
     that it reports, if the test split has any.
     """
-    of_counts = {metric.name for metric in metrics_of(MODELS)}
-    row = {k.replace("-", "_"): value for k, value in metrics.items() if k not in of_counts}
+    row = {k.replace("-", "_"): value for k, value in metrics.items() if k not in OF_COUNTS}
     if "held_total" in row:
         held_correct, held_total = row["held_correct"], row["held_total"]
         correct, total = totals_of_classes(metrics)
