@@ -32,33 +32,12 @@ def as_text(answers: bytes) -> str:
 
 
 def from_text(text: str) -> bytes:
-    """Return packed answers from the text of `as_text`.
-
-    Raises
-    ------
-    ValueError
-        If it is no such text.
-    """
+    """Return packed answers from the text of `as_text`. Raises `ValueError` for others."""
     return base64.b64decode(text, validate=True)
 
 
 def check_answers(answers: bytes, correct: float, images: int) -> None:
-    """Refuse answers that contradict the counts of the same reply.
-
-    Parameters
-    ----------
-    answers : bytes
-        As `packed_answers` returns them.
-    correct : float
-        The number of right answers that the reply reports.
-    images : int
-        The client's test images.
-
-    Raises
-    ------
-    InvalidReplyError
-        If their number differs, or the number of right ones.
-    """
+    """Refuse answers that contradict the counts of the same reply."""
     if len(answers) != -(-images // 8):
         raise InvalidReplyError(
             f"sends {len(answers)} bytes of answers, which do not fit its {images} test images"

@@ -110,11 +110,6 @@ def check_counts(
     """Refuse counts that contradict each other, or the sizes that the client has reported.
 
     Each model that is `due`, or of which any number is reported, is so on each split.
-
-    Raises
-    ------
-    InvalidReplyError
-        With the reason.
     """
     sizes: dict[Split, int] = {"test": client.test_size, "validation": client.validation_size}
     reported = [m for m in MODELS if any(f"{m}-{s}-" in name for s in SPLITS for name in metrics)]

@@ -29,15 +29,7 @@ DROPPED = "dropped"
 
 
 class InTurn:
-    """Messages that are created one by one, each when the previous one has been sent.
-
-    Parameters
-    ----------
-    members : sequence of int
-        Partition-ids of the addressees.
-    message_for : callable
-        Creates the message to one client.
-    """
+    """Messages that are created one by one, each when the previous one has been sent."""
 
     def __init__(self, members: Sequence[int], message_for: Callable[[int], Message]) -> None:
         self._members = members
@@ -51,32 +43,12 @@ class InTurn:
 
 
 class Exchange:
-    """Addresses messages to clients and reads their valid replies.
+    """Addresses messages of a round to clients, reads their valid replies, and counts the traffic.
 
-    Parameters
-    ----------
-    clients : mapping of int to ClientInfo
-        All clients that have joined, by partition-id.
-    server_round : int
-        The round of the run.
-    plan : RunPlan
-        Run id and number of rounds.
-    best_round : int
-        The best round so far on validation data, 0 for none.
-    trained_rounds : int
-        Number of finished training rounds if the messages are to new clients, else 0.
-    starts : sequence of int
-        Rounds that were complete at each start of the run, so that clients do not recall a round
-        from before which the run was continued. Empty if the messages are to new clients.
-
-    Attributes
-    ----------
-    server_round : int
-        The round of its messages.
-    traffic : Traffic
-        Training traffic.
-    failures : dict of int to str
-        Reasons of dropped clients, by partition-id.
+    `trained_rounds` are the finished training rounds if the messages are to new clients, else 0.
+    `starts` are the rounds that were complete at each start of the run, so that clients do not
+    recall a round from before which the run was continued. `failures` has the reasons of dropped
+    clients.
     """
 
     def __init__(
@@ -122,21 +94,7 @@ class Exchange:
         evaluate: bool = False,
         distilled: bool = False,
     ) -> list[Message]:
-        """Address one message to each client.
-
-        Parameters
-        ----------
-        message_type : str
-            Flower's message type, train or evaluate.
-        phase : str
-            What the client has to do, sent as ``config["phase"]``.
-        payloads : mapping of int to mapping
-            Arrays for each client, by partition-id.
-        evaluate : bool
-            Whether train replies include counts.
-        distilled : bool
-            Whether they include counts of the last round's models after their distillation.
-        """
+        """Address one message to each client; replies may have to include counts, see `Request`."""
         self._note_sent(payloads)
         config = self._config(phase, evaluate, distilled)
         return [self._message(message_type, n, arrays, config) for n, arrays in payloads.items()]
@@ -146,18 +104,8 @@ class Exchange:
     ) -> Collection[Message] | InTurn:
         """Address an evaluation message to each client, created when it is sent.
 
-        Most evaluations address all clients, and a method may have one model per client. A grid
-        with ``serves_in_turn`` never needs all of them in memory. Flower's own grids iterate over
-        the messages twice and get a list.
-
-        Parameters
-        ----------
-        asked : iterable of int
-            Partition-ids.
-        payload_for : callable
-            Returns the arrays for a client.
-        grid : Grid
-            The grid that sends them.
+        A method may have one model per client, and a grid with ``serves_in_turn`` never needs all
+        of them in memory. Flower's own grids iterate over the messages twice and get a list.
         """
         members = list(asked)
         self._note_sent(members)
@@ -214,23 +162,9 @@ class Exchange:
         metrics: Sequence[Metric],
         check: Callable[[Reply], None],
     ) -> dict[int, Reply]:
-        """Decode and check the replies to the last messages; drop clients without a valid one.
+        """Return the valid replies to the last messages by ascending partition-id; drop others.
 
-        Parameters
-        ----------
-        replies : iterable of Message
-            The replies in any order.
-        due : callable
-            Returns the specification of every array of one client's reply.
-        metrics : sequence of Metric
-            The allowed metrics of a reply.
-        check : callable
-            Raises `InvalidReplyError` or `NotOnSimplexError` for an invalid reply.
-
-        Returns
-        -------
-        dict of int to Reply
-            By ascending partition-id, so that sums do not depend on the order of arrival.
+        `due` has the arrays of a client's reply; `check` raises what refuses a reply.
         """
         valid: dict[int, Reply] = {}
         silent = dict(self._sent)
@@ -254,10 +188,7 @@ class Exchange:
     def require_replies(self, num_valid: int, completed_rounds: int) -> None:
         """Stop the run if a round has too few valid replies.
 
-        Raises
-        ------
-        TooFewRepliesError
-            With the reasons of the dropped clients.
+        Raises `TooFewRepliesError` with reasons.
         """
         if num_valid >= self._min_replies:
             return

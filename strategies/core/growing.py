@@ -12,26 +12,13 @@ from numpy.typing import NDArray
 
 
 def padded(rows: NDArray[Any], size: int, value: float = 0) -> NDArray[Any]:
-    """Extend an array over clients to a larger number of clients.
-
-    Parameters
-    ----------
-    rows : ndarray
-        Shape (M, ...).
-    size : int
-        N, at least M.
-    value : float
-        What the entries of the clients M..N-1 are.
-    """
+    """Extend an array over clients, (M, …), to N clients, whose entries are `value`."""
     widths = [(0, size - len(rows))] + [(0, 0)] * (rows.ndim - 1)
     return np.pad(rows, widths, constant_values=value)
 
 
 def with_means(rows: NDArray[Any], size: int) -> NDArray[Any]:
-    """Extend rows of clients, (M, ...), to size N: a client that joins has the mean of the others.
-
-    An array without rows stays as it is.
-    """
+    """Extend rows of clients, (M, …), to size N: who joins has the mean of the others, if any."""
     if not len(rows) or len(rows) == size:
         return rows
     mean = rows.mean(axis=0, dtype=np.float64, keepdims=True).astype(rows.dtype)
@@ -39,10 +26,7 @@ def with_means(rows: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 def with_equal_weights(weights: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Extend weights between clients, (M, M), to size N: who joins has 1/N in row and column.
-
-    Earlier rows are scaled by M/N, so that every row sums to 1.
-    """
+    """Extend weights (M, M) to N clients: who joins has 1/N, and rows sum to 1."""
     before = len(weights)
     grown = np.full((size, size), 1 / size)
     grown[:before, :before] = weights * (before / size)

@@ -11,15 +11,7 @@ Shape = tuple[int, int]
 
 
 def rank_for_energy(singular_values: NDArray[Any], energy: float) -> int:
-    """Return the smallest k for which ``Σ_{i<=k} σ_i² >= energy Σ_i σ_i²``, at least 1.
-
-    Parameters
-    ----------
-    singular_values : ndarray
-        Shape (r,), descending.
-    energy : float
-        In (0, 1].
-    """
+    """Return the smallest k >= 1 for which ``Σ_{i<=k} σ_i² >= energy Σ_i σ_i²``, σ descending."""
     kept = np.cumsum(singular_values.astype(np.float64) ** 2)
     return min(len(kept), int(np.searchsorted(kept, energy * kept[-1])) + 1)
 
@@ -27,22 +19,10 @@ def rank_for_energy(singular_values: NDArray[Any], energy: float) -> int:
 def compressed(
     matrices: Sequence[NDArray[np.float32]], energy: float
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Compress matrices to the concatenated factors of their truncated SVD.
+    """Compress matrices (m, n) to the concatenated factors of their truncated SVD, and the ranks k.
 
-    Parameters
-    ----------
-    matrices : sequence of ndarray
-        Two-dimensional.
-    energy : float
-        Share of the sum of squared entries of each matrix that is kept, in (0, 1].
-
-    Returns
-    -------
-    factors : ndarray
-        One-dimensional: ``U S`` (m, k) and V (k, n) of each matrix (m, n), or the matrix itself if
-        that is not longer.
-    ranks : ndarray
-        k of each matrix, 0 for an uncompressed one.
+    A matrix is ``U S`` (m, k) and V (k, n) with a share `energy` of its squared entries, or itself
+    with rank 0 if that is not longer.
     """
     parts, ranks = [], []
     for matrix in matrices:

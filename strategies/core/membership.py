@@ -47,25 +47,10 @@ LARGEST_SIZE = 10**9
 
 
 class Membership:
-    """The clients of a run as they join, disconnect and return.
+    """The clients of a run, by partition-id, as they join, disconnect and return.
 
-    Parameters
-    ----------
-    plan : RunPlan
-        Number of clients, hash of the public set, and timeouts.
-    needs_public_data : bool
-        Whether a client with another public set is excluded.
-
-    Attributes
-    ----------
-    clients : dict of int to ClientInfo
-        All clients that have joined, by partition-id.
-    owners : Owners
-        To whom the partitions belong.
-    pending : PendingNodes
-        Connected nodes that are no clients.
-    starts : list of int
-        Rounds that were complete at each start of the run, this one included.
+    `pending` are connected nodes that are no clients; `starts` the rounds that were complete at
+    each start of the run, this one included.
     """
 
     def __init__(self, plan: RunPlan, needs_public_data: bool) -> None:
@@ -93,10 +78,7 @@ class Membership:
         return {**self.owners.state(), **texts, SIZES: sizes, STARTS: np.array(self.starts)}
 
     def resume(self, completed_rounds: int, saved: Arrays) -> None:
-        """Continue after some rounds with what `saved_arrays` returned.
-
-        The first nodes of a continued run may be those that were left out before.
-        """
+        """Continue after some rounds with what `saved_arrays` returned."""
         self.starts = [*map(int, saved.get(STARTS, ())), completed_rounds]
         self.owners.set_state(saved)
         self._sizes_before = {n: int(size) for n, size in enumerate(saved.get(SIZES, ())) if size}
@@ -110,26 +92,17 @@ class Membership:
 
     @property
     def known_sizes(self) -> dict[int, int]:
-        """D_n as reported by all clients that have joined, by partition-id.
-
-        Those that have not returned to a resumed run are among them.
-        """
+        """D_n of all joined clients, those not back in a resumed run too."""
         joined = {n: client.num_examples for n, client in self.clients.items()}
         return self._sizes_before | joined
 
     @property
     def trained(self) -> list[int]:
-        """All clients whose sizes are known, except the new clients, in ascending order.
-
-        Nodes of a simulation join in any order, and sums over clients depend on theirs.
-        """
+        """All clients whose sizes are known, except the new clients, in ascending order."""
         return sorted(n for n in self.known_sizes if n not in self.new)
 
     def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
-        """Return D_n of some clients as reported when they joined, shape (R,).
-
-        A size above `weight_cap` times the median over the training clients counts as that much.
-        """
+        """Return D_n of some clients, (R,), at most `weight_cap` times the median."""
         limit = upper_limit(self._reported_sizes(self.trained), self.plan.weight_cap)
         return np.minimum(self._reported_sizes(partition_ids), limit)
 
@@ -140,12 +113,8 @@ class Membership:
     def meet(self, grid: Grid, server_round: int) -> None:
         """Query unknown nodes for their partition-id; the first time, wait for N nodes.
 
-        A resumed run goes on with fewer, if they are at least `min_replies`.
-
-        Raises
-        ------
-        TooFewRepliesError
-            If too few nodes are connected or too few of them are valid clients.
+        A resumed run goes on with fewer, if they are at least `min_replies`. Raises
+        `TooFewRepliesError`.
         """
         self._online = self._wait_for_nodes(grid)
         self._tell_absent(server_round)

@@ -204,20 +204,7 @@ HOOKS_BEFORE = {
 
 
 def refuse_old_names(strategy: str, base: str, names: Iterable[str]) -> None:
-    """Refuse a strategy class with facts outside of its record, or with hooks that are not called.
-
-    Parameters
-    ----------
-    strategy, base : str
-        The names of the class and of the class that it derives from.
-    names : iterable of str
-        The attributes of the class.
-
-    Raises
-    ------
-    TypeError
-        With one sentence that says what to write.
-    """
+    """Refuse a class with facts outside of its record, or hooks that are not called."""
     facts = {field.name: f"{field.name}=…" for field in fields(MethodRecord)}
     facts |= {name: f"needs=({str(need)!r},)" for name, need in NEEDS_BEFORE.items()}
     for name in names:

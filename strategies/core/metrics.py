@@ -90,10 +90,7 @@ def add_times(
     replies: Iterable[int],
     grid: Grid | None,
 ) -> None:
-    """Add how long the replies of an exchange took to the metrics of a round, by partition-id.
-
-    It is known if the grid has an attribute ``waited``, seconds by node id.
-    """
+    """Add the seconds of replies to the metrics of a round, if the grid has `waited` by node id."""
     waited: Mapping[int, float] = getattr(grid, "waited", {})
     for n in replies:
         if (seconds := waited.get(clients[n].node_id)) is not None:

@@ -39,10 +39,7 @@ MEANS = ("calibration_error", "auc", "f1", "balanced_accuracy", "held_accuracy",
 
 
 def class_counts(number: int | str) -> tuple[str, str]:
-    """Return the names of a class's counts: correct predictions and samples of the test split.
-
-    ``held`` stands for all training classes of the client.
-    """
+    """Return the names of a class's counts; ``held`` for all classes of the training."""
     name = number if number == "held" else f"class-{number}"
     return f"{name}-correct", f"{name}-total"
 
@@ -62,13 +59,7 @@ def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, .
 
 
 def check_class_counts(metrics: Mapping[str, float]) -> None:
-    """Refuse counts by class that do not add up to those of the own model, which were checked.
-
-    Raises
-    ------
-    InvalidReplyError
-        If they are inconsistent, or reported without the total counts.
-    """
+    """Refuse counts by class that do not add up to those of the own model, which were checked."""
     totals = {n: count for n, count in metrics.items() if n.endswith("-total") and _by_class(n)}
     rights = {n: count for n, count in metrics.items() if n.endswith("-correct") and _by_class(n)}
     if not totals and not rights:

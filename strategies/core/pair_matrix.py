@@ -53,15 +53,7 @@ class PairMatrix:
 
     @classmethod
     def equal(cls, num_clients: int, new_clients: Sequence[int]) -> "PairMatrix":
-        """Weigh all clients in training alike; a new client weighs them and itself alike.
-
-        Parameters
-        ----------
-        num_clients : int
-            N.
-        new_clients : sequence of int
-            Partition-ids of the clients that are not in training.
-        """
+        """Weigh all clients in training alike; a new client weighs them and itself alike."""
         num_training = num_clients - len(new_clients)
         weights, givers = np.full(num_clients, 1 / num_training), np.ones(num_clients)
         weights[new_clients], givers[new_clients] = 1 / (num_training + 1), 0

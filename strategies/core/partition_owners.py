@@ -19,13 +19,7 @@ KEYS = "members/keys"
 
 
 class Owners:
-    """The keys that partitions belong to.
-
-    Parameters
-    ----------
-    num_partitions : int
-        N; 0 binds no partition.
-    """
+    """The keys that partitions belong to; none are bound with 0 partitions."""
 
     def __init__(self, num_partitions: int) -> None:
         self._num_partitions = num_partitions

@@ -12,17 +12,7 @@ LONGEST_PAUSE = 8
 
 @dataclass
 class PendingNode:
-    """A connected node that has not given a valid answer yet.
-
-    Attributes
-    ----------
-    failures : int
-        Number of queries without a valid answer.
-    next_round : int
-        Round of the next query.
-    reasons : set of str
-        Why its answers were invalid; each reason is logged once.
-    """
+    """A connected node without a valid answer yet; each reason is logged once."""
 
     failures: int = 0
     next_round: int = 0

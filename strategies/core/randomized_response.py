@@ -17,15 +17,7 @@ UniformDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
 
 
 def keep_probability(epsilon: float, num_classes: int) -> float:
-    """Return beta, ``(e^epsilon - 1) / (e^epsilon - 1 + K)``, with which a label is kept.
-
-    Parameters
-    ----------
-    epsilon : float
-        Privacy of one label, above 0.
-    num_classes : int
-        K.
-    """
+    """Return beta, ``(e^epsilon - 1) / (e^epsilon - 1 + K)``, with which a label is kept."""
     rest = math.exp(-epsilon)
     return (1 - rest) / (1 - rest + num_classes * rest)
 
@@ -33,18 +25,9 @@ def keep_probability(epsilon: float, num_classes: int) -> float:
 def randomized(
     labels: NDArray[Any], num_classes: int, epsilon: float, draw: UniformDraws
 ) -> NDArray[np.uint16]:
-    """Return labels after randomized response.
+    """Return labels (A,) below K after randomized response, each with `epsilon`.
 
-    Parameters
-    ----------
-    labels : ndarray
-        Shape (A,), integers below K.
-    num_classes : int
-        K.
-    epsilon : float
-        Privacy of one label.
-    draw : callable
-        Draws the noise. Draws that somebody else can repeat protect nothing.
+    Draws that somebody else can repeat protect nothing.
     """
     kept, drawn = draw((2, len(labels)))
     others = (drawn * num_classes).astype(np.uint16)
@@ -55,21 +38,9 @@ def randomized(
 def label_frequencies(
     replies: NDArray[Any], num_classes: int, epsilon: float
 ) -> NDArray[np.float64]:
-    """Return unbiased estimates of the share of clients with each label, which may be negative.
+    """Return unbiased estimates of the share of clients with each label, (A, K), from (R, A).
 
-    Parameters
-    ----------
-    replies : ndarray
-        Shape (R, A), labels of R clients after randomized response.
-    num_classes : int
-        K.
-    epsilon : float
-        Privacy of one label.
-
-    Returns
-    -------
-    ndarray
-        Shape (A, K), rows with sum 1.
+    An estimate may be negative; rows sum to 1.
     """
     beta = keep_probability(epsilon, num_classes)
     shares = (replies[:, :, None] == np.arange(num_classes)).mean(axis=0)

@@ -27,9 +27,5 @@ def arrays_of(message: Message) -> Payload:
 
 
 def release_arrays(message: Message) -> None:
-    """Release the arrays of a message that has been read.
-
-    Flower's records contain reference cycles. Their bytes would stay until the garbage collector
-    runs, which is rare in a large process.
-    """
+    """Release the arrays of a message that has been read, which is in reference cycles."""
     record_of(message, "arrays", ArrayRecord).clear()

@@ -67,13 +67,7 @@ class ExpectedArray:
         return {name: self}
 
     def value(self, name: str, parts: Arrays) -> NDArray[Any]:
-        """Return the array from those in which it was sent.
-
-        Raises
-        ------
-        InvalidReplyError, NotOnSimplexError
-            If its values are invalid.
-        """
+        """Return the array from those in which it was sent."""
         return parts[name]
 
     def admits(self, shape: tuple[int, ...]) -> bool:
@@ -136,24 +130,7 @@ def read_reply(
     due: Mapping[str, ExpectedArray],
     metrics: Iterable[Metric],
 ) -> Reply:
-    """Read a reply after checking that it is what was requested.
-
-    Parameters
-    ----------
-    message : Message
-        The reply as received.
-    partition_id : int
-        The client that was addressed.
-    due : mapping of str to ExpectedArray
-        The required arrays; no others are allowed.
-    metrics : iterable of Metric
-        The allowed metrics.
-
-    Raises
-    ------
-    InvalidReplyError, NotOnSimplexError
-        If the client failed or the reply is not what was requested.
-    """
+    """Read a reply after checking its sender, versions, arrays and metrics."""
     if message.has_error():
         raise InvalidReplyError(error_reason(message))
     info = record_of(message, "info", ConfigRecord)
@@ -197,13 +174,7 @@ def _forget(encodings: "weakref.ref[Encodings]", key: int, _gone: object) -> Non
 
 
 def require_array(name: str, value: object) -> None:
-    """Refuse what a method sends if it is no array of numbers.
-
-    Raises
-    ------
-    TypeError
-        With the name and the type.
-    """
+    """Refuse what a method sends if it is no array of numbers. Raises `TypeError`."""
     dtype = getattr(value, "dtype", None)
     if dtype is None or getattr(dtype, "kind", "f") not in "biuf":
         kind = f"a {type(value).__name__}" if dtype is None else f"an array of {dtype}"
@@ -218,13 +189,7 @@ def encoded(arrays: Arrays) -> Payload:
 
 
 def decoded(payload: Payload) -> dict[str, NDArray[Any]]:
-    """Decode arrays of the server.
-
-    Raises
-    ------
-    ValueError
-        If a number is not finite, which a training would spread.
-    """
+    """Decode arrays of the server; refuse NaN and infinity, which a training would spread."""
     arrays = {name: array.numpy() for name, array in payload.items()}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
@@ -236,27 +201,10 @@ def decoded(payload: Payload) -> dict[str, NDArray[Any]]:
 
 
 def checked_arrays(arrays: Payload, due: Mapping[str, ExpectedArray]) -> dict[str, NDArray[Any]]:
-    """Decode the arrays of a reply after checking that they are what was requested.
+    """Decode the arrays of a reply after checking names, shapes, types and values against `due`.
 
     Names, shapes and sizes are compared before decoding, so that an oversized reply costs the
     server no more than receiving it.
-
-    Parameters
-    ----------
-    arrays : mapping of str to Array
-        Encoded arrays as received.
-    due : mapping of str to ExpectedArray
-        The required arrays; no others are allowed.
-
-    Returns
-    -------
-    dict of str to ndarray
-        The decoded arrays, all finite and within `LARGEST_NUMBER`.
-
-    Raises
-    ------
-    InvalidReplyError, NotOnSimplexError
-        If a name, shape or type differs, or a value is not finite, too large or off the simplex.
     """
     if wrong := [name for name, array in due.items() if not isinstance(array, ExpectedArray)]:
         raise TypeError(
@@ -302,15 +250,7 @@ def _checked_array(name: str, array: Array, due: ExpectedArray) -> NDArray[Any]:
 
 
 def checked_metrics(numbers: Mapping[str, Any], allowed: Iterable[Metric]) -> dict[str, float]:
-    """Return the numbers of a reply after checking that each was requested.
-
-    A metric may be missing: clients with differential privacy report none.
-
-    Raises
-    ------
-    InvalidReplyError
-        If a name is not declared, or a value is not a number in its range.
-    """
+    """Return the numbers of a reply after checking that each was requested and is in its range."""
     metrics = {metric.name: metric for metric in allowed}
     unknown = sorted(numbers.keys() - metrics.keys())
     if unknown:

@@ -47,13 +47,7 @@ class SafeguardSettings(SettingsGroup):
         return self.mode != "none"
 
     def check(self, noise_multiplier: float) -> None:
-        """Refuse a safeguard beside DP-SGD, by the noise multiplier of the training.
-
-        Raises
-        ------
-        ValueError
-            If both are on: the counts of an evaluation would be of a model without noise.
-        """
+        """Refuse a safeguard beside DP-SGD, which does not cover its counts."""
         if self.is_on and noise_multiplier:
             raise ValueError(
                 f"safeguard = {self.mode} reports counts of a model that is trained without noise, "
@@ -101,13 +95,7 @@ SAFEGUARD_COLUMNS = ("safeguarded_accuracy", "private_accuracy", "safeguard_weig
 
 
 def check_safeguarded(metrics: Mapping[str, float]) -> None:
-    """Refuse impossible numbers of a safeguard in metrics whose counts have been checked.
-
-    Raises
-    ------
-    InvalidReplyError
-        If one is missing, or they contradict each other.
-    """
+    """Refuse missing or contradictory numbers of a safeguard, in metrics with checked counts."""
     counts = [metric_name(model, "test", "correct") for model in ("own", *GUARDED)]
     of_safeguard = [*counts[1:], *(metric.name for metric in SAFEGUARD_METRICS)]
     reported = [name for name in of_safeguard if name in metrics]

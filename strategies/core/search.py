@@ -7,13 +7,8 @@ from dataclasses import dataclass
 class SearchRange:
     """The range in which ``fedkd tune`` looks for a setting: ``Annotated[float, SearchRange(…)]``.
 
-    Attributes
-    ----------
-    low, high : float
-        The first and the last value to try. The search widens the range where the best value
-        lies at its edge, within the limits of the setting.
-    log : bool
-        Whether values are spread over orders of magnitude.
+    With `log`, values are spread over orders of magnitude. Where the best value lies at an edge,
+    the search widens the range within the limits of the setting.
     """
 
     low: float

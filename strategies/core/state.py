@@ -36,27 +36,12 @@ class OtherStateError(ValueError):
 
 
 def unsaved() -> Any:
-    """Declare a field that is not saved, by default an empty tuple.
-
-    A run that is interrupted repeats its last round, and so computes the field again. A client has
-    the field while it serves a message.
-    """
+    """Declare a field that is not saved, and so is computed again after an interruption."""
     return field(default=(), metadata={"unsaved": True})
 
 
 def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a dataclass or a dict by their names.
-
-    Parameters
-    ----------
-    value : dataclass or mapping
-        A state, or a part of it.
-
-    Raises
-    ------
-    TypeError
-        If a part is of another kind than a state may hold.
-    """
+    """Return the arrays of a state, or of a part of it, by their names."""
     arrays: dict[str, NDArray[Any]] = {}
     parts = (
         value
@@ -78,19 +63,7 @@ def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
 def read_state(kind: type[AnyState], arrays: Arrays) -> AnyState:
     """Return the state whose `named_arrays` were saved. Fields with a default may be missing.
 
-    Parameters
-    ----------
-    kind : type of State
-        The method's dataclass.
-    arrays : mapping of str to ndarray
-        The saved arrays, which are copied.
-
-    Raises
-    ------
-    OtherStateError
-        If an array is missing, or is not part of the state.
-    TypeError
-        If the dataclass has a field of another type than a state may have.
+    Raises `OtherStateError` if an array is missing, or is not part of the state.
     """
     state: AnyState = _read(kind, _nested(arrays), "")
     for name in arrays.keys() - named_arrays(state).keys():

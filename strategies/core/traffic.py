@@ -13,21 +13,11 @@ MOST_DIMENSIONS = 64
 
 @dataclass
 class Traffic:
-    """Numbers and bytes that crossed the network for training in one round.
+    """Numbers and bytes that crossed the network in a round, in all and by client.
 
     Evaluation messages are not counted, since a deployment chooses when to evaluate. They are
-    counted for new clients, which may receive nothing else.
-
-    Attributes
-    ----------
-    numbers_up, bytes_up : int
-        From clients to server.
-    numbers_down, bytes_down : int
-        From server to clients, summed over clients.
-    numbers_down_broadcast : int
-        From server to clients, with arrays for several clients counted once.
-    by_client : dict of int to dict
-        The same numbers for each client, by partition-id.
+    counted for new clients, which may receive nothing else. `numbers_down_broadcast` counts arrays
+    for several clients once.
     """
 
     numbers_up: int = 0

@@ -49,16 +49,9 @@ def from_text(text: str) -> dict[str, str]:
 
 
 def refusal(ours: Mapping[str, str], sent: str) -> str:
-    """Return why replies of a node with other versions are not used; empty if they are.
+    """Return why replies of a node with the versions `sent` are not used; empty if they are.
 
     Packages that the node does not name are not compared: the strategies serve other clients too.
-
-    Parameters
-    ----------
-    ours : mapping of str to str
-        The server's versions by package.
-    sent : str
-        The node's, as `as_text` writes them.
     """
     theirs = from_text(sent)
     named = [name for name in REQUIRED_ALIKE if name in theirs]
