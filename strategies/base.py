@@ -96,13 +96,7 @@ class PersonalizedStrategy(Method, Strategy):
         return host
 
     def receive_newcomers(self, grid: Grid) -> Results:
-        """Serve the newcomers of a finished run as new clients; nobody else is asked to work.
-
-        Raises
-        ------
-        TooFewRepliesError
-            If none of them is personalized.
-        """
+        """Serve the newcomers of a finished run, or raise `TooFewRepliesError`."""
         server_round = self.completed_rounds
         self._enter(CurrentRound(Exchange(self.members.clients, server_round, self.plan), grid))
         self.members.meet(grid, server_round)
@@ -120,11 +114,10 @@ class PersonalizedStrategy(Method, Strategy):
     def receive_new_clients(self, server_round: int) -> Results:
         """Personalize and evaluate the new clients after the last round of training.
 
-        They are never sampled before. A copy of the server leads them through rounds of the
-        method's own exchange, so that nothing about them reaches its state. They start from initial
-        weights, among clients that have finished, and do not influence each other. One without a
-        valid reply is dropped. A run that is interrupted meanwhile repeats its last round, and
-        serves them from their first round.
+        A copy of the server leads them through rounds of the method's own exchange, so that nothing
+        about them reaches its state. They start from initial weights, among clients that have
+        finished, and do not influence each other. A run that is interrupted meanwhile serves them
+        from their first round.
         """
         plan, clients, grid = self.plan, self.members.clients, self.current.grid
         if server_round < plan.num_server_rounds or not plan.num_new:
@@ -174,7 +167,6 @@ class PersonalizedStrategy(Method, Strategy):
         return chosen or of_training
 
     def _enter(self, current: CurrentRound) -> None:
-        """Begin another round."""
         self.current = current
         self.round = Round(self.members, current, self.observer)
 
@@ -187,12 +179,7 @@ class PersonalizedStrategy(Method, Strategy):
     def restore(self, completed_rounds: int, saved: Arrays, initial: Arrays) -> None:
         """Continue after some rounds from saved arrays, or begin if there are none.
 
-        Before the first round, they are what was noted in it. `initial` is for `begin`.
-
-        Raises
-        ------
-        OtherStateError
-            If they are not those of the method's state.
+        Before the first round, they are what was noted in it. Raises `OtherStateError` for others.
         """
         self.completed_rounds = self._rounds_before = completed_rounds
         self.members.resume(completed_rounds, saved)
@@ -203,13 +190,7 @@ class PersonalizedStrategy(Method, Strategy):
         self.state = self.with_more_clients()
 
     def _returned(self, hook: str, value: Any, kind: type[Any]) -> Any:
-        """Return what a hook of the method returned, after checking that it is of a kind.
-
-        Raises
-        ------
-        TypeError
-            With the hook, what it returned, and what to return.
-        """
+        """Return what a hook of the method returned; refuse another kind, with what to return."""
         if isinstance(value, kind):
             return value
         name, given = type(self).__name__, type(value).__name__
@@ -342,8 +323,8 @@ class PersonalizedStrategy(Method, Strategy):
     ) -> dict[int, Evaluation]:
         """Evaluate clients after distilling what the last round has taught, too.
 
-        This training is no part of the run: its steps do not count, and clients keep nothing of it.
-        A client that withholds its results is asked too, since it exports the better model.
+        Its steps do not count, and clients keep nothing of it. A client that withholds its results
+        is asked too, since it exports the better model.
         """
         # What several clients received before the training is older.
         self.current.shared.clear()

@@ -43,10 +43,9 @@ def moved_centers(
     weights: NDArray[np.float64],
     average: Callable[[Sequence[Model], NDArray[np.float64]], Model] = mean_model,
 ) -> Model:
-    """Move each center to the mean of its members; a center without members does not move.
+    """Move each center (c, length) to the mean of its members; without members it stays.
 
-    Centers are (c, length) by kind, and so is the result. R models have labels (R,), the center of
-    each, and positive weights (R,), with which `average` averages them.
+    R models have labels (R,), the center of each, and weights (R,).
     """
     moved = {kind: rows.copy() for kind, rows in centers.items()}
     for center in np.unique(labels):
@@ -74,10 +73,7 @@ class ClusterState(ParameterState):
 
     @cached_property
     def models(self) -> list[Model]:
-        """The global models one by one, the same arrays for every client that receives one.
-
-        Traffic counts them once.
-        """
+        """The global models one by one, the same arrays for each client, so traffic counts once."""
         numbers = range(len(next(iter(self.centers.values()))))
         return [{kind: rows[k] for kind, rows in self.centers.items()} for k in numbers]
 
@@ -114,10 +110,7 @@ class ClusteredStrategy(ParameterStrategy):
     def moved(
         self, centers: Model, models: dict[int, Model], assigned: NDArray[np.int64]
     ) -> ClusterState:
-        """Return the state after each center (c, length) has moved to the mean of its members.
-
-        R models by partition-id; `assigned` (R,) is the center of each.
-        """
+        """Return the state after each center has moved to the mean of its members."""
         own, average = list(models.values()), AVERAGES[self.plan.mixing]
         centers = moved_centers(centers, own, assigned, self.weights_of(models), average)
         return replace(self.state, centers=centers, labels=self.labels_with(models, assigned))

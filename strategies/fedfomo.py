@@ -128,10 +128,9 @@ def weights_of(gains: NDArray[np.float64]) -> NDArray[np.float64]:
 def chosen_models(
     affinities: NDArray[np.float64], size: int, epsilon: float, generator: np.random.Generator
 ) -> NDArray[np.intp]:
-    """Return the positions of the models to send: the best ones, and some random ones.
+    """Return the positions of the models to send: the best, and with `epsilon` random ones.
 
-    By affinities (R,) of the receiving client to the candidates; all if there are no more than
-    `size`. With probability `epsilon` a model is drawn at random from the remaining ones.
+    By affinities (R,) of the receiving client to the candidates.
     """
     ranking = np.lexsort((generator.random(len(affinities)), -affinities))
     best = max(0, min(size, len(ranking)) - int((generator.random(size) < epsilon).sum()))

@@ -47,10 +47,7 @@ class FeSEMSettings(ClusterSettings):
 def nearest_centers(
     models: Sequence[NDArray[np.float32]], centers: NDArray[np.float32]
 ) -> NDArray[np.int64]:
-    """Return the center nearest to each of R models in squared L2 distance, (R,) (the E-step).
-
-    Models (d,), centers (c, d).
-    """
+    """Return the center (c, d) nearest to each of R models (d,) in L2 distance (the E-step)."""
     # One pair at a time: all differences together would need the memory of R times c models.
     distances = [[np.square(model - center).sum() for center in centers] for model in models]
     return np.argmin(distances, axis=1)

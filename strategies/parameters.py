@@ -54,10 +54,7 @@ class SharedModelSettings(Settings):
 
 
 def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
-    """Average models one by one, without a second copy of all of them, in their data type.
-
-    The models have one architecture. Weights (R,) are not negative, and are scaled to sum 1.
-    """
+    """Average models one by one, without a second copy of all of them, by weights (R,)."""
     shares = weights / weights.sum()
     mean: Model = {}
     for model, share in zip(models, shares, strict=True):
@@ -68,11 +65,7 @@ def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
 
 
 def mix_models(weights: NDArray[Any], models: Sequence[Model], mix: Mix = weighted_mean) -> Model:
-    """Mix S models into R, by default with one matrix product per kind.
-
-    Weights are (R, S), row = receiver, column = giver; `mix` is a rule of `strategies.core.mixing`.
-    Return the mixed vectors of each kind, (R, length).
-    """
+    """Mix S models into R by weights (R, S): row = receiver, column = giver."""
     return {kind: mix(weights, rows) for kind, rows in stacked(models).items()}
 
 
@@ -97,8 +90,8 @@ def stacked(models: Sequence[Arrays]) -> Model:
 def gram_matrix(models: Sequence[Model]) -> NDArray[np.float64]:
     """Return the inner products of R models' parameters after subtracting their mean, (R, R).
 
-    Distances between models do not depend on the origin. Subtracting the mean avoids cancellation,
-    because clients' models differ little. Buffers are ignored.
+    Distances do not depend on the origin, and without cancellation they are exact. Buffers are
+    ignored.
     """
     products = np.zeros((len(models), len(models)))
     for kind in models[0].keys() - {BUFFERS}:
@@ -119,8 +112,7 @@ def squared_distances(products: NDArray[np.float64]) -> NDArray[np.float64]:
 def step_towards(model: Model, mean: Model, rate: float) -> Model:
     """Return ``(1 - rate) model + rate mean``, which is exactly the mean at rate 1.
 
-    Buffers are those of the mean, since extrapolation could make a variance negative. The rate is
-    above 0.
+    Buffers are those of the mean, since extrapolation could make a variance negative.
     """
     if rate == 1:
         return mean
@@ -191,10 +183,7 @@ class ParameterStrategy(PersonalizedStrategy):
         return replace(self.state, model=self.average(models))
 
     def sent_to(self, reply: Reply) -> Arrays:
-        """Return the arrays that a reply's arrays are updates of, by their names.
-
-        Their updates are clipped. Arrays of the reply without such an array are not.
-        """
+        """Return the arrays that a reply's arrays are updates of, and clipped; others are not."""
         return self.model_for(reply.partition_id)
 
     # ---- Tools for methods -----------------------------------------------------------

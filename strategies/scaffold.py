@@ -65,11 +65,7 @@ class ScaffoldSettings(Settings):
 
 
 def counted_steps(steps: int, momentum: float) -> float:
-    """Return the number of equivalent steps without momentum, ``Σ_k (1 - m^k) / (1 - m)``.
-
-    Gradient k of K contributes to all later velocities, so it moves the model by
-    ``1 + m + … + m^(K - k)`` step sizes.
-    """
+    """Return the number of equivalent steps without momentum, ``Σ_k (1 - m^k) / (1 - m)``."""
     powers = momentum ** np.arange(1, steps + 1)
     return float(((1 - powers) / (1 - momentum)).sum())
 

@@ -129,11 +129,7 @@ class DistillationSettings(SoftPredictionSettings):
 
 
 def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str | float) -> None:
-    """Refuse options of soft predictions that a method does not have.
-
-    `allowed` has the one possible value of each. Raises `ImpossiblePlanError`, with the reason, if
-    a setting has another.
-    """
+    """Refuse options of soft predictions with another value than the one `allowed`."""
     for name, value in allowed.items():
         if (given := getattr(settings, name)) != value:
             raise ImpossiblePlanError(

@@ -59,10 +59,7 @@ class SpiderSettings(Settings):
     prune_every: int = Field(default=0, ge=0)
 
     def schedule(self, edges: int, num_rounds: int) -> range:
-        """Return the rounds in which an edge of each kind of cell is pruned, one for each edge.
-
-        Raises `ValueError` if the last one is after the last round of the run.
-        """
+        """Return the rounds in which an edge of each kind of cell is pruned, one for each edge."""
         first = self.prune_from or max(1, min(num_rounds // 5, num_rounds - edges + 1))
         every = self.prune_every or max(1, (num_rounds - first + 1) // edges)
         rounds = range(first, first + every * edges, every)
@@ -76,12 +73,7 @@ class SpiderSettings(Settings):
         return rounds
 
     def check_rounds(self, edges: int, num_rounds: int, of_new_clients: int) -> None:
-        """Refuse rounds in which not all edges of a cell can be pruned.
-
-        `of_new_clients` are the rounds set for a client that joins after the run; 0 if none are
-        set. Raises `ValueError` if an edge is pruned after the last round of the run, or of a new
-        client.
-        """
+        """Refuse rounds, also of a new client, in which not all edges of a cell can be pruned."""
         last = self.schedule(edges, num_rounds)[-1]
         if 0 < of_new_clients < last:
             raise ValueError(

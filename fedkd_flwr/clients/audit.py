@@ -83,7 +83,6 @@ def _asked(message: Message, context: Context) -> dict[str, Any]:
 
 
 def _epsilon(folder: Path, context: Context) -> dict[str, float]:
-    """Return what the node's ledger has counted so far, in all runs with noise."""
     policy = read_policy(context.node_config)
     ledger = PrivacyLedger(folder / LEDGER, delta=policy.privacy_delta)
     try:

@@ -55,13 +55,7 @@ HOOKS_BEFORE = {
 
 
 def refuse_old_names(client: type) -> None:
-    """Refuse a client class with hooks that are not called any more.
-
-    Raises
-    ------
-    TypeError
-        With one sentence that says what to write.
-    """
+    """Refuse a client class with hooks that are not called any more."""
     for name, instead in HOOKS_BEFORE.items():
         if name in vars(client):
             raise TypeError(f"{client.__name__}.{name} is no hook any more: {instead}")
@@ -112,13 +106,7 @@ class PersonalClient(NumPyClient):
         self.device, self.partition_id = session.device, session.partition_id
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; while a message is served, none that would be lost after it.
-
-        Raises
-        ------
-        AttributeError
-            If it would be lost. The model is stored after a training.
-        """
+        """Set an attribute; while a message is served, none that would be lost after it."""
         if "session" in vars(self) and self.session.request.server_round and name != "model":
             raise AttributeError(
                 f"`{name}` would not survive this message; declare it in the state, or use a "

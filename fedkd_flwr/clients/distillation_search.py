@@ -13,11 +13,7 @@ from fedkd_flwr.training.loop import Evaluation
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that was distilled for a pair of the grid, with its results.
-
-    Those on validation data select the model, those on test data select nothing. `weights` are its
-    parameters and buffers.
-    """
+    """A model that was distilled for a pair of the grid, with its results and weights."""
 
     validation: Evaluation
     test: Evaluation
@@ -28,10 +24,8 @@ class Candidate:
 class PairSearch:
     """A client's progress through the pairs of the grid.
 
-    `counts` (pairs, 2) are correct predictions of each pair's model on validation and on test data,
-    `DIVERGED` for both if the pair diverged or was not tried yet. The first `tried` pairs were.
-    `best` is the position of the best pair on validation data, -1 for none; `loss` and `weights`
-    are its validation cross-entropy and its model.
+    `counts` (pairs, 2) are correct predictions on validation and test data, `DIVERGED` for both if
+    a pair diverged or was not tried yet. `best` is the position of the best pair, -1 for none.
     """
 
     counts: NDArray[np.int32]

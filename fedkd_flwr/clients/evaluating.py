@@ -90,17 +90,7 @@ class MethodClient(Protocol):
 
 
 class Evaluating:
-    """Evaluations of one client.
-
-    Parameters
-    ----------
-    client : MethodClient
-        The client.
-    local : LocalTraining
-        How it trains on its private data.
-    gradient_steps : StepCounter
-        Counts the steps of fine-tuning.
-    """
+    """Evaluations of one client; steps of fine-tuning are counted."""
 
     def __init__(
         self, client: MethodClient, local: LocalTraining, gradient_steps: StepCounter
@@ -141,16 +131,12 @@ class Evaluating:
             train(epochs)
 
     def _validation_rank(self, model: nn.Module) -> tuple[float, ...]:
-        """Return the rank of a model's result on validation data."""
         data = self.client.data
         with self._local.evaluation_statistics(model, data.train_images):
             return evaluate(model, data.validation_images, data.validation_labels).rank
 
     def counted(self, name: EvaluatedModel) -> dict[str, float]:
-        """Count the correct predictions of the client's model as it is, as metrics of this name.
-
-        It has the statistics of an evaluation meanwhile.
-        """
+        """Count the correct predictions of the client's model as it is, as metrics of this name."""
         client = self.client
         with self._local.evaluation_statistics(client.model, client.data.train_images):
             return counts_of(name, self._logits(client.model), client.data)
@@ -162,10 +148,7 @@ class Evaluating:
     def count(
         self, model: nn.Module, against: Against | None = None
     ) -> tuple[dict[str, float], bytes]:
-        """Return counts and measures of a prepared model, and which test images it gets right.
-
-        `against` adds a comparison with another model.
-        """
+        """Return counts and measures of a prepared model, and which test images it gets right."""
         data, answers = self.client.data, b""
         logits = self._logits(model)
         metrics, test = counts_of("own", logits, data), logits["test"]
@@ -183,10 +166,7 @@ class Evaluating:
 def counts_of(
     model: EvaluatedModel, logits: Mapping[Split, Tensor], data: ClientData
 ) -> dict[str, float]:
-    """Return the correct predictions and losses of a model on each split, as metrics.
-
-    The logits are (n, K) by split.
-    """
+    """Return correct predictions and losses by split, as metrics, of logits (n, K) by split."""
     metrics: dict[str, float] = {}
     for split, (_, labels) in data.evaluated_splits.items():
         found = count_correct(logits[split], labels)

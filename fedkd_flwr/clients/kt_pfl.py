@@ -38,11 +38,7 @@ class KTpFLClient(SoftPredictionClient):
         return TrainReply(reply.arrays, {**reply.metrics, **counts})
 
     def distill(self, teacher: Tensor, server_round: int) -> float:
-        """Distill from the teacher for R epochs on the last round's public subset (Eq. 6).
-
-        The teacher (P, K) has rows on the simplex, and belongs to the round before `server_round`.
-        Return the mean distillation loss over all samples seen.
-        """
+        """Distill from the teacher (P, K) on the public subset of the round before (Eq. 6)."""
         images = self.session.public_images(server_round - 1)
         return self.distill_on(images, teacher, server_round)
 

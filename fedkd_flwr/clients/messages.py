@@ -60,9 +60,7 @@ class Request:
     def read(cls, arrays: Arrays, config: Mapping[str, Any]) -> "Request":
         """Read a message from its arrays and its config.
 
-        Raises `PolicyError` if the id of the run is not made of hexadecimal digits. As a name of a
-        folder, it would lead elsewhere. Also if the round is below 1: a memory counts as that of a
-        round.
+        Refused are ids of runs that, as names of folders, would lead elsewhere, and rounds below 1.
         """
         run_id = str(config.get("run-id", ""))
         if run_id and not re.fullmatch("[0-9a-f]+", run_id):
@@ -101,10 +99,7 @@ class Request:
         return self.evaluate or model not in IN_TRAINING
 
     def drawn_in(self, server_round: int) -> int:
-        """Return the round whose draw selects the public samples of a round; 0 for all rounds.
-
-        After the training there are no new draws, and the samples of its last round are used.
-        """
+        """Return the round whose draw selects the public samples of a round; 0 for all rounds."""
         return self.trained_rounds if self.trained_rounds and server_round else server_round
 
 
@@ -128,10 +123,7 @@ class TrainReply:
 
 
 def require_reply(reply: object, client: type) -> None:
-    """Refuse what a client's `train` returned if it is no `TrainReply`.
-
-    Raises `TypeError` with one sentence.
-    """
+    """Refuse what a client's `train` returned if it is no `TrainReply`."""
     name = f"{client.__qualname__}.train"
     if isinstance(reply, TrainReply):
         for metric, value in reply.metrics.items():

@@ -66,18 +66,14 @@ class ParameterClient(PersonalClient):
     def reported_counts(self) -> NDArray[np.float64]:
         """Return the training samples of each class, (K,), as far as the server may know them.
 
-        Classes that are too small for the node's policy are absent. Without any other class the
-        counts are equal.
+        Without any class that the node's policy allows the counts are equal.
         """
         counts = self.data.class_counts.cpu().numpy().astype(np.float64)
         counts[~self.session.policy.reported(counts)] = 0
         return counts if counts.any() else np.ones_like(counts)
 
     def test_result(self) -> Evaluation:
-        """Evaluate `model` on the client's test split, as in an evaluation.
-
-        Its previous statistics are restored, because training may continue with them.
-        """
+        """Evaluate `model` on the client's test split, as in an evaluation."""
         with self.session.local.evaluation_statistics(self.model, self.data.train_images):
             return evaluate(self.model, self.data.test_images, self.data.test_labels)
 

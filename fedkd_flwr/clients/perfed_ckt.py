@@ -46,9 +46,8 @@ class PerFedCKTClient(SoftPredictionClient):
     ) -> float:
         """Train on private data, with a term towards the centroid on public samples (Eq. 1).
 
-        Public samples (P, channels, height, width), centroid (P, K). `factor` multiplies lambda at
-        this client. It travels in the batch, so that clients with different factors are trained
-        side by side.
+        `factor` multiplies lambda at this client; it travels in the batch, so that clients with
+        different factors are trained side by side.
         """
         factors = torch.full((len(images),), factor, device=images.device)
         positions = random_batches(

@@ -26,7 +26,7 @@ class Cosine:
     weight: float
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss on labeled images."""
+        """Return the loss of a batch."""
         own, other = parameters_to_vector(model.parameters()), parameters_to_vector(self.tensors)
         cosine = functional.cosine_similarity(own, other, dim=0)
         return cross_entropy(model, images, labels) + self.weight * cosine

@@ -19,11 +19,7 @@ from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, HEAD_BIAS, HEAD_WEI
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return the mean of each class's rows, (K, d), and the number of its samples, (K,).
-
-    Rows (n, d), labels (n,) int64. The mean of an absent class is zero; numbers have the rows'
-    type.
-    """
+    """Return the mean of each class's rows, (K, d), 0 for an absent one, and counts, (K,)."""
     members = functional.one_hot(labels, num_classes).to(values.dtype)
     counts = members.sum(dim=0)
     # The means are sent in full precision, whatever the precision of the networks.

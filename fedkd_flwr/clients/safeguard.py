@@ -1,7 +1,7 @@
 """The safeguard of a client: a private model beside the method's, and the weight of each.
 
-The private model is trained by the client of the method `local`, with a memory of its own inside
-the client's. It therefore equals the model of a run of `local` with the same seed and settings.
+The client of `local` trains it, with a memory inside the client's, so that it equals the model of a
+run of `local`.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,20 +52,7 @@ class PrivateSession(Protocol):
 
 
 class Safeguard:
-    """The private model of a client, beside the model of its method.
-
-    Parameters
-    ----------
-    begin : callable
-        Returns a session for the private model, which continues from what the last one kept.
-    mode : str
-        How the weight is chosen: a name in `RULES`.
-
-    Attributes
-    ----------
-    blend : Blend
-        What the last evaluation chose.
-    """
+    """The private model of a client, beside the model of its method; `blend` is the last choice."""
 
     def __init__(self, begin: Callable[[], PrivateSession], mode: str) -> None:
         self._begin, self._mode = begin, mode
@@ -74,10 +61,7 @@ class Safeguard:
         self.blend = ONLY_PRIVATE
 
     def train(self, server_round: int) -> None:
-        """Train the private model as `local` does, and keep it.
-
-        A private model that diverges stays as it was.
-        """
+        """Train the private model as `local` does, and keep it, unless it diverges."""
         alone = self._alone
         try:
             alone.client.train({}, server_round, TRAIN)
@@ -91,11 +75,7 @@ class Safeguard:
     def count(
         self, method: Mapping[Split, Tensor], server_round: int, seeded: Seeded
     ) -> dict[str, float]:
-        """Evaluate the private model, choose the weight, and count what would be deployed.
-
-        `method` has logits of the method's model by split, (n, K); `seeded` seeds what the private
-        model draws.
-        """
+        """Evaluate the private model, choose the weight, and count what would be deployed."""
         alone, data = self._alone.client, self._alone.client.data
         with seeded("evaluate", server_round):
             self._evaluated = evaluated = self._alone.prepared({}, server_round)

@@ -1,8 +1,4 @@
-"""One message of one client, from its arrival to the reply.
-
-A message is read, the client recalls what it has kept, trains, counts its correct predictions,
-exports its model if the run asks for that, and keeps what it needs for its next message.
-"""
+"""One message of one client, from its arrival to the reply."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -71,32 +67,8 @@ OF_DISTILLED = frozenset(metric.name for metric in metrics_of(["distilled"]))
 class Session:
     """One message of one client: what it asks for, with which data and memory it is served.
 
-    Parameters
-    ----------
-    context : Context
-        Flower's context, with the client's memory.
-    run : RunConfig
-        The common run config.
-    settings : Settings
-        The settings of the method.
-    beside : Session, optional
-        The session of the same client that this one stands beside. They share data and counted
-        steps, and this one's memory is a part of the other's.
-
-    Attributes
-    ----------
-    node : Node
-        The node's config; `policy` is what it accepts and sends.
-    request : Request
-        The message that is served.
-    memory : Memory
-        What the client remembers; changes are kept at the end of a train message.
-    local : LocalTraining
-        How the client trains on its private data.
-    gradient_steps : StepCounter
-        Gradient steps taken for this message.
-    client : PersonalClient
-        The method's client.
+    A session `beside` another one of the same client shares data and counted steps with it, and its
+    memory is a part of the other's.
     """
 
     def __init__(
@@ -210,10 +182,9 @@ class Session:
     # ---- Evaluation and export -------------------------------------------------------
 
     def evaluate(self, name: EvaluatedModel) -> dict[str, float]:
-        """Count the correct predictions of the client's model as it is, as metrics of this name.
+        """Count the correct predictions of the client's model as it is, under a name.
 
-        Empty if the method does not evaluate this model, and in the training of a round without
-        evaluation.
+        Empty if the method does not evaluate this model, or the round is not evaluated.
         """
         is_counted = self.request.asks_for(name) and name in self.run.method.record.evaluates
         return self._evaluating.counted(name) if is_counted else {}
@@ -282,10 +253,9 @@ class Session:
 
     @property
     def _folder_of_run(self) -> Path | None:
-        """The folder for the run's models, if any.
+        """The folder for the run's models, if any; a node's own operator gets one for each run.
 
-        Where the node has its own operator, no run replaces the model of another. Whoever starts a
-        run chooses its own id, but not the one that Flower gives it.
+        Whoever starts a run chooses its own id, but not the one that Flower gives it.
         """
         folder = self.node.models_folder
         if folder is None or self.policy.trust_server:
@@ -303,7 +273,6 @@ class Session:
             log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
 
     def _write_model(self, evaluated: Evaluated, folder: Path, results: Mapping[str, Any]) -> None:
-        """Write the personalized model and its card, with the results, into a folder."""
         whose = (self.model_name, self.partition_id, self.node.data_path)
         model = exported_model(evaluated)
         shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
@@ -337,11 +306,7 @@ class Session:
 
     @property
     def properties(self) -> dict[str, Any]:
-        """The client's identity, the sizes of its data, and hashes that are the same everywhere.
-
-        The hashes are those of the public set and of the names of the classes. Sizes that may not
-        leave the node are 0.
-        """
+        """The client's identity, sizes and hashes of its data; 0 for sizes that may not leave."""
         data, run, own_data = self.data, self.run, self.node.data_path
         train, validation, test = data.sizes
         sizes: dict[str, float] = {"num-examples": train}
@@ -363,15 +328,7 @@ class Session:
 
     @property
     def data(self) -> ClientData:
-        """The client's data and the public pool, on the device.
-
-        Raises
-        ------
-        PolicyError
-            If there are too few samples, or the public pool holds one of them.
-        DataError
-            If samples of the node have missing values, and its model is a network.
-        """
+        """The client's data and the public pool, on the device, after checking both."""
         if self._data is None:
             node = self.node
             own = (node.data_path, node.grouping, node.input_statistics)
@@ -434,10 +391,7 @@ class Session:
         return 0 if self.run.models.initial_weights == "common" else self.partition_id
 
     def new_model(self, draw: int | None = None) -> nn.Module:
-        """Build the client's architecture with its initial weights, or with those of a draw.
-
-        Draw 0 is common to all clients, and is the initial global model of a method that has one.
-        """
+        """Build the client's architecture with the initial weights of a draw."""
         draw = self.initial_draw if draw is None else draw
         with seeded("cpu", self.run.plan.seed, "initial-weights", draw):
             model = self.client.architectures[0].build()
@@ -459,15 +413,7 @@ class Session:
     # ---- Batches and optimizers ------------------------------------------------------
 
     def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
-        """Yield the positions of a round's batches.
-
-        Parameters
-        ----------
-        server_round : int
-            Round of the run. Batches depend on it.
-        num_samples : int
-            Number of samples to draw from.
-        """
+        """Yield the positions of a round's batches among some samples."""
         return iter(self.local.mixed_enough(self.local.positions(num_samples, server_round)))
 
     def batches_at(self, positions: Iterator[Tensor]) -> Iterator[Batch]:
@@ -486,17 +432,7 @@ class Session:
         model: nn.Module,
         replaced: Collection[nn.Parameter] = (),
     ) -> Iterator[None]:
-        """Load the momentum of earlier trainings before a training, and store it afterwards.
-
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            The optimizer of the training.
-        model : nn.Module
-            The network that has its parameters.
-        replaced : collection of nn.Parameter, optional
-            Parameters whose momentum starts anew and is not stored.
-        """
+        """Load the momentum of earlier trainings before a training, and store it afterwards."""
         own_model = self.client.model
         names = {own: f"model/{name}" for name, own in own_model.named_parameters()}
         if model is not own_model:

@@ -46,7 +46,6 @@ class SoftPredictionClient(PersonalClient):
         return self.soft_predictions(images, temperature)
 
     def _mask(self, name: str, received: Arrays) -> Tensor:
-        """Return a message's mask of P samples."""
         return self.tensor(unpacked_mask(received[name], self.session.run.plan.public_size))
 
     def received_predictions(self, name: str, received: Arrays) -> Tensor:
@@ -57,11 +56,9 @@ class SoftPredictionClient(PersonalClient):
     def release(
         self, predictions: Tensor, metrics: dict[str, float], server_round: int
     ) -> TrainReply:
-        """Reply with predictions, clipped and with noise if the settings ask for it.
+        """Reply with predictions (A, K), clipped and with noise if the settings ask for it.
 
-        Predictions (A, K) have rows on the simplex; without rows, nothing is sent. With noise,
-        metrics that depend on training stay here. Raises `PolicyError` if the release would exceed
-        the budget of the node.
+        Without rows, nothing is sent.
         """
         settings, wire = self.settings, self.settings.wire
         if not len(predictions):

@@ -24,10 +24,7 @@ in the proximal term is not a number.
 
 
 def most_needed(without: Sequence[Evaluation]) -> int:
-    """Return the operation to keep: the one whose removal costs most accuracy.
-
-    Given are validation results with each operation removed in turn.
-    """
+    """Return the operation whose removal costs most accuracy, by results without each."""
     return min(range(len(without)), key=lambda k: without[k].rank)
 
 

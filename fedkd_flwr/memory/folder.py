@@ -1,14 +1,8 @@
 """A client's memory on disk, one file for each round in which the client trained.
 
-Flower's context exists as long as its SuperNode or simulation. With a ``state-dir`` a client also
-writes its memory to ``STATE-DIR/PARTITION-ID/RUN/``, so that a restarted node or a resumed run can
-continue, with any engine. The client's last two rounds are kept, because the server may have to
-repeat the newest one. A process that serves all clients writes one file for all of them, see
-`fedkd_flwr.memory.round_files`; every engine reads both.
-
-Each run has its own folder, and a node keeps the last few runs. The memory of older runs is
-removed, but a mark remains: a node that is asked to continue such a run refuses instead of
-starting over.
+With a ``state-dir`` a restarted node or a resumed run can continue, with any engine. The last two
+rounds are kept, because the server may repeat the newest one. A node keeps the last few runs; of
+older ones a mark remains, so that it refuses to continue them.
 """
 
 import json
@@ -53,10 +47,7 @@ class ForgottenRunError(RuntimeError):
 
 @dataclass(frozen=True)
 class MemoryFolder:
-    """The files with one client's memory of one run.
-
-    They lie in ``STATE-DIR/PARTITION-ID/RUN``, which is made when something is written.
-    """
+    """The files with one client's memory of one run, in ``STATE-DIR/PARTITION-ID/RUN``."""
 
     path: Path
 
@@ -80,10 +71,7 @@ class MemoryFolder:
         memory: Memory,
         replaceable: Collection[Path] | None = None,
     ) -> None:
-        """Write a memory as that of its round, completely or not at all; `sync` makes it last.
-
-        `replaceable` are the memories that may be removed; by default all.
-        """
+        """Write a memory as that of its round, and remove `replaceable` older ones; see `sync`."""
         newest = self.file(memory.server_round)
         self._write(newest, memory, durable=True)
         (self.path / FORGOTTEN).unlink(missing_ok=True)
@@ -113,8 +101,7 @@ class MemoryFolder:
     def read(self, before_round: float) -> Memory | None:
         """Return the newest memory from before a round, or None.
 
-        Raises `ForgottenRunError` if it was removed to make room for later runs. Raises
-        `DamagedMemoryError` if it cannot be read.
+        Raises `ForgottenRunError` if it was removed for later runs, or `DamagedMemoryError`.
         """
         own, shared = self._newest(before_round)
         if shared:
@@ -122,28 +109,21 @@ class MemoryFolder:
         return read_memory(own) if own else None
 
     def numbers(self) -> dict[str, dict[str, float]]:
-        """Return the numbers of the newest memory; empty if there is none.
-
-        Raises `ForgottenRunError` or `DamagedMemoryError` as of `read`.
-        """
+        """Return the numbers of the newest memory; empty if there is none."""
         own, shared = self._newest(math.inf)
         if shared:
             return self._together.numbers(self._client, shared)
         return contents_of(own).metadata["numbers"] if own else {}
 
     def require_readable(self, before_round: float) -> None:
-        """Check that the newest memory from before a round can be read.
-
-        Raises `ForgottenRunError` or `DamagedMemoryError` as of `read`.
-        """
+        """Check that the newest memory from before a round can be read."""
         if file := self.newest(before_round):
             require_readable(file)
 
     def _newest(self, before_round: float) -> tuple[Path | None, int]:
         """Return the newest memory from before a round: its own file, or the round of a shared one.
 
-        Both may have a memory of one round if two engines have served the run. The one that was
-        written after more starts of the run is then the newer one.
+        Of one round, two engines may have written both; then more starts of the run decide.
         """
         own, shared = self.newest(before_round), self._together
         known = shared.round_of_client(self._client, before_round)
@@ -154,10 +134,7 @@ class MemoryFolder:
         return (own, 0) if of_own.start > of_shared.start else (None, known)
 
     def newest(self, before_round: float = math.inf) -> Path | None:
-        """Return the client's own file with the newest memory from before a round, if there is one.
-
-        Raises `ForgottenRunError` if it was removed to make room for later runs.
-        """
+        """Return the client's own file with the newest memory from before a round."""
         if (self.path / FORGOTTEN).exists():
             raise ForgottenRunError(
                 f"this node has removed its memory of run {self.path.name} for later runs "
@@ -187,12 +164,9 @@ class MemoryFolder:
     # ---- Progress within a long message ----------------------------------------------
 
     def write_progress(self, server_round: int, progress: Memory) -> None:
-        """Write the progress of a message that takes long, such as PersFL's second stage.
+        """Write the progress of a long message; an interruption would lose hours.
 
-        A memory is written at the end of a message, so an interruption would lose hours. The
-        progress has a file of its own, because a resumed run repeats the training of the round,
-        which writes the memory of the round anew. If the progress cannot be written, the message
-        continues without it.
+        It has a file of its own, because a resumed run writes the memory of the round anew.
         """
         try:
             self._write(self._progress_file(server_round), progress, durable=False)
@@ -232,9 +206,7 @@ class MemoryFolder:
 def forget_old_runs(current: MemoryFolder, keep: int) -> None:
     """Remove the memories of all but the last `keep` runs of a client; 0 for all.
 
-    The latest count, in the recorded order; runs of older versions have none, and come first, by
-    modification time. The current one is kept and counted, and so is a run that another process
-    serves now.
+    The current one is kept and counted, and so is a run that another process serves now.
     """
     with locked(current.path.parent):
         for path in _outdated(current.path, keep):
@@ -259,10 +231,7 @@ def _outdated(current: Path, keep: int) -> list[Path]:
 
 
 def _note_order(current: Path) -> list[str]:
-    """Record that a run is the latest of a client; return all recorded runs, the latest last.
-
-    The clock of a node may be wrong, and copying a folder changes the times of its files.
-    """
+    """Record that a run is the latest of a client; return all recorded runs, the latest last."""
     file = current.parent / ORDER
     before = file.read_text(encoding="utf-8").split() if file.exists() else []
     if before[-1:] == [current.name]:

@@ -11,9 +11,7 @@ from fedkd_flwr.files import lock_file, make_folder, open_private
 def locked(folder: Path, wait: bool = True) -> Iterator[bool]:
     """Lock a folder, made if missing, against other processes and threads.
 
-    A process that ends holds no lock. Yield whether it is locked: False only without `wait`, where
-    others have locked it; True on file systems without locks. Raises `OSError` if the folder cannot
-    be written.
+    Yield whether it is locked: False only without `wait`, True on file systems without locks.
     """
     make_folder(folder)
     with open_private(folder / "lock", "ab") as file:

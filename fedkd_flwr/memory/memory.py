@@ -130,11 +130,9 @@ class Memory:
         names: Mapping[nn.Parameter, str],
         without: Collection[nn.Parameter] = (),
     ) -> None:
-        """Store an optimizer's state, such as momenta and step counts, by parameter.
+        """Store an optimizer's state by parameter, as ``model/head.bias/exp_avg``.
 
-        An entry's name is that of its parameter and its own, as ``model/head.bias/exp_avg``.
-        `names` are network and name of each parameter; the stored state of those in `without` stays
-        as it is.
+        The stored state of parameters in `without` stays as it is.
         """
         trained = {names[own]: own for own in _parameters(optimizer, without)}
         if not trained:
@@ -172,10 +170,7 @@ class Memory:
         names: Mapping[nn.Parameter, str],
         without: Collection[nn.Parameter] = (),
     ) -> None:
-        """Load the stored state into an optimizer, if any. Its learning rate does not change.
-
-        `names` are network and name of each parameter; those in `without` start without state.
-        """
+        """Load the stored state into an optimizer, but for parameters in `without`."""
         momenta, left_out, state = self._momenta(), set(without), {}
         for place, own in enumerate(_parameters(optimizer)):
             parts = momenta.get(names[own]) or momenta.get(str(place))

@@ -1,8 +1,7 @@
 """Files with memories: arrays by group and name, numbers as metadata, in the safetensors format.
 
-A file has the memory of one client. Where one process has all clients, it has those of all that
-trained in a round, under names that begin with the client, and names the file with the newest
-memory of every other client.
+A file has the memory of one client. Where one process has all clients, it has those that trained in
+a round, and names the file with the newest memory of every other client.
 """
 
 import json
@@ -41,11 +40,7 @@ class DamagedMemoryError(RuntimeError):
 
 
 class Contents(NamedTuple):
-    """What the header of a file names.
-
-    `metadata` is stored besides arrays, whose entries are by the first part and by the rest of
-    their names; they begin at the byte `start`.
-    """
+    """Metadata of a file, entries of arrays by the two parts of their names, and first byte."""
 
     metadata: dict[str, Any]
     arrays: dict[str, dict[str, Any]]
@@ -67,20 +62,14 @@ def arrays_of_memory(memory: Memory) -> dict[str, NDArray[Any]]:
 
 
 def read_memory(file: Path) -> Memory:
-    """Read the memory of a file with one client.
-
-    Raises `DamagedMemoryError` if it cannot be read.
-    """
+    """Read the memory of a file with one client."""
     contents = contents_of(file)
     groups = {group: _tensors(file, own) for group, own in contents.arrays.items()}
     return Memory(groups, contents.metadata["numbers"])
 
 
 def require_readable(file: Path) -> None:
-    """Check that a file exists and is complete.
-
-    Raises `DamagedMemoryError` if it is not.
-    """
+    """Check that a file exists and is complete."""
     try:
         with safe_open(file, framework="numpy"):
             pass
@@ -93,10 +82,7 @@ def require_readable(file: Path) -> None:
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """The files with the memories of all clients of one run.
-
-    They lie in ``STATE-DIR/together/RUN``, which is made when something is written.
-    """
+    """The files with the memories of all clients of one run, in ``STATE-DIR/together/RUN``."""
 
     path: Path
 
@@ -106,11 +92,9 @@ class SharedFolder:
         return cls(state_dir / TOGETHER / run_id)
 
     def write(self, memories: Mapping[int, Memory], server_round: int) -> None:
-        """Write the memories of a round durably, and remove those that no kept round needs.
+        """Write the memories of clients that trained in a round, and remove those not needed.
 
-        They are those of all clients of this process, by partition-id; only clients that trained in
-        the round and keep something are written. Raises `OSError` if the disk refuses, and
-        `DamagedMemoryError` if the file of the round before cannot be read.
+        Raises `OSError` if the disk refuses, and `DamagedMemoryError`.
         """
         of_round = {
             str(client): memory
@@ -151,10 +135,7 @@ class SharedFolder:
         return older[-1] if older else None
 
     def rounds(self, file: Path | None) -> dict[str, int]:
-        """Return the round of each client's newest memory, as a file names them.
-
-        Raises `DamagedMemoryError` if it cannot be read.
-        """
+        """Return the round of each client's newest memory, as a file names them."""
         return contents_of(file).metadata.get("rounds", {}) if file else {}
 
     def round_of_client(self, client: str, before_round: float) -> int:
@@ -162,26 +143,17 @@ class SharedFolder:
         return self.rounds(self.newest(before_round)).get(client, 0)
 
     def numbers(self, client: str, server_round: int) -> dict[str, dict[str, float]]:
-        """Return the numbers of a client's memory of a round.
-
-        Raises `DamagedMemoryError` if they cannot be read.
-        """
+        """Return the numbers of a client's memory of a round."""
         numbers: dict[str, dict[str, dict[str, float]]]
         numbers = contents_of(self.file(server_round)).metadata["numbers"]
         return numbers[client]
 
     def read(self, client: str, server_round: int) -> Memory:
-        """Return a client's memory of a round.
-
-        Raises `DamagedMemoryError` if it cannot be read.
-        """
+        """Return a client's memory of a round."""
         return read_one_of_many(self.file(server_round), client)
 
     def require_readable(self, before_round: float) -> None:
-        """Check that the newest memory of every client from before a round can be read.
-
-        Raises `DamagedMemoryError` if one cannot.
-        """
+        """Check that the newest memory of every client from before a round can be read."""
         for known in set(self.rounds(self.newest(before_round)).values()):
             require_readable(self.file(known))
 
@@ -193,10 +165,7 @@ class SharedFolder:
 
 
 def read_one_of_many(file: Path, client: str) -> Memory:
-    """Read the memory of one client of a file with many.
-
-    Raises `DamagedMemoryError` if it cannot be read.
-    """
+    """Read the memory of one client of a file with many."""
     contents = contents_of(file)
     groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in _tensors(file, contents.arrays.get(client, {})).items():
@@ -209,10 +178,7 @@ def read_one_of_many(file: Path, client: str) -> Memory:
 
 
 def contents_of(file: Path) -> Contents:
-    """Return what the header of a file names. Do not change it.
-
-    Raises `DamagedMemoryError` if the file is not complete.
-    """
+    """Return what the header of a file names. Do not change it."""
     try:
         known = file.stat()
     except OSError as error:
@@ -240,7 +206,6 @@ def _contents(file: Path, version: tuple[int, ...]) -> Contents:
 
 
 def _tensors(file: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Read some arrays of a file."""
     start, tensors = contents_of(file).start, {}
     with file.open("rb") as stored:
         for name, entry in entries.items():

@@ -1,8 +1,4 @@
-"""The state of a method's client: a dataclass of tensors and numbers, saved by its fields.
-
-A field is a tensor, a dict by str of tensors such as the weights of a network, a number or a dict
-by str of numbers; it may be None. A field that has not changed is not written again.
-"""
+"""The state of a method's client: a dataclass of tensors, numbers and dicts of them by str."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,10 +17,7 @@ class State:
     """The state of a client whose method keeps nothing of its own, and the base of all others."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field.
-
-        Raises `AttributeError` if there is no such field.
-        """
+        """Set a field."""
         if name not in type(self).__dataclass_fields__:
             raise AttributeError(f"`{name}` is no field of {type(self).__qualname__}; declare it")
         super().__setattr__(name, value)
@@ -65,10 +58,7 @@ class StoredState:
         self._as_read = {name: _versions(value) for name, value in found.items()}
 
     def save(self, memory: Memory) -> None:
-        """Save the changed fields in a memory.
-
-        Raises `TypeError` if a field is of another kind than a state may have.
-        """
+        """Save the changed fields in a memory."""
         for field in saved_fields(self.value):
             name, value = field.name, getattr(self.value, field.name)
             if not _is_unchanged(self._as_read.get(name, []), _versions(value)):
@@ -96,7 +86,6 @@ def _read(hint: Any, memory: Memory, group: str, device: str) -> Any:
 
 
 def _save(memory: Memory, group: str, value: Any, name: str) -> None:
-    """Save one field."""
     if value is None or (isinstance(value, Mapping) and not value):
         memory.forget(group)
     elif isinstance(value, Tensor):

@@ -17,44 +17,13 @@ def assign_models(
     sizes: Sequence[int] | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """Return the name of every client's model.
+    """Return the name of every client's model, (N,).
 
-    Parameters
-    ----------
-    models : sequence of str
-        The models to assign. For ``"by-size"``, in order from the largest to the smallest.
-    rule : str
-        - ``"cyclic"``: the models in turn, starting again after the last.
-        - ``"blocks"``: the first clients get the first model, the next the second, and so on,
-          in blocks whose lengths differ by at most one.
-        - ``"by-size"``: random, with larger models more likely for larger data sets
-          (PerFed-CKT, section 5); see Notes.
-    num_clients : int
-        Number of clients N, at least 1.
-    sizes : sequence of int, optional
-        Number of samples of each client (N,), needed by ``"by-size"``.
-    seed : int
-        Seed of the run, for ``"by-size"``.
-
-    Returns
-    -------
-    list of str
-        A model for each partition-id (N,).
-
-    Raises
-    ------
-    ValueError
-        If there is no model or no client, the rule is unknown, or ``"by-size"`` lacks one
-        non-negative size for each client.
-
-    Notes
-    -----
-    PerFed-CKT gives no formula. Here, with M models, client n gets model
-    ``m ~ Binomial(M - 1, 1 - u_n)``, where model 0 is the largest. ``u_n`` is the rank of the
-    client's size between 0 and 1: the share of clients with less data, where clients with the
-    same amount, including itself, count half. For two models the larger one has probability
-    ``u_n``; for any number, every model has the same expected share of the clients, close to
-    ``1 / M`` (exactly so for one or two models), unless many sizes are equal.
+    ``"cyclic"``: in turn. ``"blocks"``: the first clients get the first model, and so on, in blocks
+    whose lengths differ by at most one. ``"by-size"``: random, with larger models, which come
+    first, more likely for larger data sets (PerFed-CKT, section 5, gives no formula). Client n gets
+    model ``m ~ Binomial(M - 1, 1 - u_n)`` of M; ``u_n`` is the share of clients with less data,
+    where those with as much, including itself, count half.
     """
     if not models:
         raise ValueError("models is empty; name at least one")

@@ -78,10 +78,7 @@ def num_parameters(model: nn.Module) -> int:
 def build_fitting(
     name: str, shape: Shape, classes: int, search_space: SearchSpace | None = None
 ) -> nn.Module:
-    """Build a model, after making sure that it takes samples of a shape.
-
-    Raises `ValueError` if it does not, with the reason and the built-in models that do.
-    """
+    """Build a model that takes samples of a shape; refuse others, with the models that do."""
     if is_custom(name):
         return build_model(name, shape, classes)
     try:

@@ -15,12 +15,7 @@ SIGNATURE = "(shape, classes) -> torch.nn.Module"
 
 
 def build_custom_model(name: str, shape: Shape, classes: int) -> nn.Module:
-    """Build a custom model, and find its head with one sample of zeros.
-
-    Lazy layers get their size from that sample. It maps float32 samples (N, *shape) to logits (N,
-    classes). Raises `CustomObjectError` if the builder or the model cannot be used, in one
-    sentence.
-    """
+    """Build a custom model, and find its head and sizes of lazy layers with one sample of zeros."""
     builder = find_callable(name, SIGNATURE)
     _require_signature(builder, name, shape, classes)
     try:
@@ -47,10 +42,7 @@ def _require_signature(builder: Callable[..., Any], name: str, shape: Shape, cla
 
 
 def checked_custom_model(model: object, name: str, shape: Shape, classes: int) -> nn.Module:
-    """Return a model with its head marked, after checking that it fits.
-
-    Raises `CustomObjectError` if it does not fit, in one sentence.
-    """
+    """Return a model with its head marked, after checking that it fits."""
     if not isinstance(model, nn.Module):
         raise CustomObjectError(
             f"{name}{shape, classes} is a {type(model).__name__}; it should be {SIGNATURE}"
@@ -63,9 +55,7 @@ def checked_custom_model(model: object, name: str, shape: Shape, classes: int) -
 def require_builds(name: str, models: Sequence[nn.Module], others: Sequence[nn.Module]) -> None:
     """Refuse a builder that does not make a new network of the same weights at each call.
 
-    `models` are two that it has built under one seed; `others`, of other builders, must not share
-    tensors with these. Raises `CustomObjectError` if a parameter that is trained, or a buffer, is
-    in two models; or if weights differ.
+    `models` are two of it under one seed, which share no trained tensor or buffer with `others`.
     """
     first, second = models
     for other in (second, *others):

@@ -1,7 +1,6 @@
 """The model of an estimator: a module that maps samples to log-probabilities.
 
-It has no parameters. Its state is one tensor of bytes in the format of skops, which unlike pickle
-runs no code when it is read.
+Its state is one tensor of bytes in the format of skops, which unlike pickle runs no code when read.
 """
 
 import warnings
@@ -33,14 +32,11 @@ OWN_PACKAGES = {"sklearn", "collections", "numpy"}
 
 
 class EstimatorModel(nn.Module):
-    """An estimator as a module, refitted from scratch by `fit`.
+    """An estimator, made by `create`, as a module, refitted from scratch by `fit`.
 
-    Labels are numbered without gaps for the estimator, and a single class needs none. Before the
-    first fit all classes are equally probable. `create` returns an estimator that is not fitted.
-    `trusted` are types, besides those that skops knows to be safe, that a stored state may have. By
-    default, for a state that this client has written itself, these are all of the packages to which
-    the estimator and its parts belong. `was_fitted` tells whether this object was fitted, also in
-    vain; a stored state does not count.
+    Labels are numbered without gaps for the estimator. `trusted` are types, besides those that
+    skops knows to be safe, that a stored state may have; by default those of the estimator's own
+    packages. `was_fitted` tells whether this object was fitted, also in vain.
     """
 
     def __init__(
@@ -62,11 +58,7 @@ class EstimatorModel(nn.Module):
     # ---- Fit and predict -----------------------------------------------------------------
 
     def fit(self, samples: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Fit a new estimator.
-
-        Samples (n, ...) are rows of numbers, labels (n,) are 0..K-1. Rows whose weight (n,) is 0
-        are left out.
-        """
+        """Fit a new estimator on samples (n, …), labels (n,) and weights (n,)."""
         self.was_fitted = True
         kept = (weights > 0).cpu().numpy()
         present, numbers = np.unique(labels.cpu().numpy()[kept], return_inverse=True)
@@ -107,10 +99,7 @@ class EstimatorModel(nn.Module):
         self._state, self._packed = None, state.cpu()
 
     def read(self) -> dict[str, Any]:
-        """Return the estimator and its labels, read from a state that was taken over.
-
-        Raises `ValueError` if the state has types that are not trusted, with their names.
-        """
+        """Return the estimator and its labels; refuse a state with types that are not trusted."""
         if self._state is None:
             assert self._packed is not None
             self._state = _read_state(self._packed.numpy().tobytes(), self._trusts)
@@ -127,10 +116,7 @@ def _rows(samples: Tensor) -> NDArray[np.float32]:
 
 
 def _predicted(estimator: Any, samples: Tensor, classes: int) -> NDArray[np.float64]:
-    """Return the probabilities (n, K) of samples (n, ...) by a fitted estimator.
-
-    Raises `CustomObjectError` if it returns anything else.
-    """
+    """Return the probabilities (n, K) of samples by a fitted estimator; refuse anything else."""
     found = np.asarray(estimator.predict_proba(_rows(samples)), dtype=np.float64)
     asked = f"predict_proba of {type(estimator).__name__}"
     if found.shape != (len(samples), classes):
@@ -156,10 +142,7 @@ def _packages_of(estimator: Any) -> set[str]:
 
 
 def _read_state(packed: bytes, trusts: Callable[[str], bool]) -> dict[str, Any]:
-    """Read a skops file.
-
-    Raises `ValueError` if it has types that are not trusted, with their names.
-    """
+    """Read a skops file; refuse one with types that are not trusted."""
     import skops.io
 
     unknown = skops.io.get_untrusted_types(data=packed)
@@ -179,10 +162,7 @@ def _name_of_weight(estimator: Any) -> str:
 
 
 def fitted_types(create: Callable[[], Any], features: int, classes: int) -> set[str]:
-    """Return the types of which a fitted estimator consists, without those that skops trusts.
-
-    They are found by fits on random numbers, of two classes and of all.
-    """
+    """Return the types of a fitted estimator, found by fits on random numbers, but safe ones."""
     import skops.io
 
     found = set[str]()
@@ -195,10 +175,7 @@ def fitted_types(create: Callable[[], Any], features: int, classes: int) -> set[
 def fitted_on_random_numbers(
     create: Callable[[], Any], features: int, classes: int, missing: bool = False
 ) -> EstimatorModel:
-    """Return a model that is fitted on `ROWS_PER_CLASS` random samples of each class.
-
-    With `missing`, a number of some samples is NaN.
-    """
+    """Return a model fitted on `ROWS_PER_CLASS` random samples of each class."""
     labels = torch.arange(ROWS_PER_CLASS * classes) % classes
     samples = torch.rand((len(labels), features), generator=torch.Generator().manual_seed(0))
     if missing:
@@ -212,13 +189,10 @@ def fitted_on_random_numbers(
 def weighted_rows(
     samples: Tensor, probabilities: Tensor, top: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return soft labels as rows with one class each, weighted by its probability.
+    """Return soft labels (P, K) as rows with one class each, weighted by its probability.
 
-    Fitting them minimizes the cross-entropy to the soft labels, for an estimator whose loss is the
-    weighted cross-entropy. Samples (P, ...) and probabilities (P, K) give samples (n, ...), labels
-    (n,) and weights (n,), without rows of probability 0; the weights of a sample sum to 1. With
-    `top`, only so many of the most probable classes get a row, and their probabilities are divided
-    by their sum.
+    Fitting them minimizes the cross-entropy to the soft labels. With `top`, only so many of the
+    most probable classes get a row.
     """
     if top:
         threshold = probabilities.topk(min(top, probabilities.shape[1]), dim=1)

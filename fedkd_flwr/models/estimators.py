@@ -1,10 +1,7 @@
 """Models that are no networks: anything with ``fit(X, y, sample_weight)`` and ``predict_proba(X)``.
 
-A custom model ``module:object`` is an estimator if the object has both: a class, such as
-``sklearn.ensemble:RandomForestClassifier``, or an estimator that is not fitted yet, such as a
-scikit-learn pipeline of a module. A function is always the builder of a network.
-
-`fedkd_flwr.models.estimator_model` makes a module of an estimator.
+A custom model ``module:object`` is an estimator if the object, a class or an estimator that is not
+fitted yet, has both. A function is always the builder of a network.
 """
 
 import inspect
@@ -34,10 +31,7 @@ def is_estimator(thing: Any) -> bool:
 
 
 def names_estimator(name: str) -> bool:
-    """Return whether the name of a model stands for an estimator. A custom one is imported.
-
-    Raises `CustomObjectError` if it cannot be imported, or predicts no probabilities.
-    """
+    """Return whether the name of a model stands for an estimator. A custom one is imported."""
     if not is_custom(name):
         return False
     found = find_custom(name)
@@ -57,12 +51,7 @@ def without_probabilities(name: str) -> str:
 
 
 def new_estimator(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> Any:
-    """Create an estimator that is not fitted.
-
-    The seed is for every parameter ``random_state`` that is None, including those of inner
-    estimators. Raises `CustomObjectError` if it cannot be created, or its ``fit`` takes no
-    ``sample_weight``; in one sentence.
-    """
+    """Create an estimator that is not fitted; the seed is for every open ``random_state``."""
     try:
         estimator = created(find_custom(name), options)
         if hasattr(estimator, "get_params"):
@@ -99,7 +88,6 @@ def created(kind: Any, options: Mapping[str, Any] | None = None) -> Any:
 
 
 def _told(error: BaseException) -> str:
-    """Return an exception and what caused it, in one line."""
     text = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
     return f"{text} ({_told(error.__cause__)})" if error.__cause__ else text
 
@@ -107,11 +95,7 @@ def _told(error: BaseException) -> str:
 def try_estimator(
     name: str, create: Callable[[], Any], features: int, missing: bool = False
 ) -> None:
-    """Refuse an estimator that cannot be fitted, asked for probabilities, stored and read again.
-
-    With `missing`, some of the random numbers are NaN. Raises `CustomObjectError` with what failed
-    on them, in one sentence.
-    """
+    """Refuse an estimator that cannot be fitted, asked for probabilities, stored and read again."""
     try:
         fitted = fitted_on_random_numbers(create, features, classes=2, missing=missing)
         again = EstimatorModel(create, classes=2)
@@ -142,10 +126,7 @@ def _last_step(estimator: Any) -> Any:
 def estimator_to_read(
     kind: Any, features: int, classes: int, trusted: Collection[str] | None = None
 ) -> EstimatorModel:
-    """Return a model for a state that somebody else may have written.
-
-    `trusted` are types that the state may have; by default its `fitted_types`.
-    """
+    """Return a model for a state that others may have written, of trusted types alone."""
     create = partial(created, kind)
     if trusted is None:
         trusted = fitted_types(create, features, classes)

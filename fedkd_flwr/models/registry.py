@@ -1,7 +1,4 @@
-"""The models by name. To add a model, write a builder and add a line to `MODELS`.
-
-A custom model needs no line. It is named ``module:object`` (`fedkd_flwr.custom_objects.importing`).
-"""
+"""The models by name: to add one, write a builder and add a line to `MODELS`."""
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from strategies.core.settings_groups import NoneOfTheAllowedError
@@ -55,10 +52,7 @@ ALLOWED = [*MODELS, "or your own as module:object"]
 
 
 def model_name(name: str) -> str:
-    """Return a name after checking that it is one of `MODELS`, or ``module:object``.
-
-    Raises `ValueError` if it is neither.
-    """
+    """Return a name after checking that it is one of `MODELS`, or ``module:object``."""
     if name in MODELS or is_custom(name):
         return name
     module, _, member = name.rpartition(".")

@@ -49,11 +49,7 @@ def generator_loss(
     noise: Tensor,
     diversity: float,
 ) -> Tensor:
-    """Return the server's loss of a generator on a batch.
-
-    There are heads of R clients. `shares` (R, K) are each client's shares of the samples of a
-    class, `classes` are (n,), `noise` (n, e), and `diversity` is eta.
-    """
+    """Return the server's loss of a generator against R heads, with shares (R, K) by class."""
     features = generated(generator, classes, noise)
     teaching = torch.stack(
         [

@@ -1,8 +1,4 @@
-"""The jobs of a client's training: optimizer steps and predictions.
-
-A client's `train` hands its jobs to `PersonalClient.do`. A client that is trained alone runs each
-at once. `fedkd_flwr.training.cohort` runs equal jobs of several clients together.
-"""
+"""The jobs of a client's training: optimizer steps and predictions."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -52,10 +48,7 @@ class TrainJob:
     alternate: torch.optim.Optimizer | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a loss of PyTorch itself, which takes logits.
-
-        Raises `TypeError` with what to write instead.
-        """
+        """Refuse a loss of PyTorch itself, which takes logits."""
         module = getattr(self.loss, "__module__", None) or ""
         if isinstance(self.loss, nn.Module) or module.startswith("torch."):
             name = getattr(self.loss, "__name__", type(self.loss).__name__)
@@ -70,20 +63,14 @@ class TrainJob:
         return [optimizer for optimizer in (self.alternate, self.optimizer) if optimizer]
 
     def run(self) -> float:
-        """Train.
-
-        Raises `DivergedError` if the mean loss, or a weight at the end, is not finite.
-        """
+        """Train."""
         how = self.gradients, self.alternate
         return train_on(self.model, self.loss, self.optimizer, self.batches, *how)
 
 
 @dataclass(frozen=True, eq=False)
 class PredictJob:
-    """A model's logits (P, K) float32 on images (P, channels, height, width).
-
-    The model is left in evaluation mode.
-    """
+    """A model's logits (P, K) float32 on images (P, …); it is left in evaluation mode."""
 
     model: nn.Module
     images: Tensor
@@ -98,10 +85,7 @@ Job = TrainJob | PredictJob
 
 
 class StepCounter:
-    """Counts a client's gradient steps: one for each batch of its training jobs.
-
-    Clients add steps that they take outside of jobs.
-    """
+    """Counts a client's gradient steps: one for each batch of jobs, and those outside of them."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -116,11 +100,7 @@ class StepCounter:
 def undone_if_it_diverges(
     job: TrainJob, run: Callable[[TrainJob], float], report: Callable[[DivergedError], None]
 ) -> float:
-    """Run a training, and undo it if it diverges.
-
-    The model is then as it was before, its optimizer begins anew, and the loss is 0. So the client
-    goes on, and whoever sees its reply cannot tell.
-    """
+    """Run a training; if it diverges, undo it so that whoever sees the reply cannot tell."""
     before = copied_state(job.model)
     try:
         return run(job)

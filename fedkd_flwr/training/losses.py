@@ -1,8 +1,7 @@
 """Losses: pure functions of logits, or of a model and a batch.
 
-Losses of a model and a batch can be compared: clients with equal settings have equal losses, and an
-engine may then train them together. Client-specific tensors, such as the center of a proximal
-term, are the `tensors` of a loss. They are not compared.
+The latter are compared: clients with equal losses may be trained together. Client-specific tensors,
+such as the center of a proximal term, are the `tensors` of a loss, and are not compared.
 """
 
 from collections.abc import Callable

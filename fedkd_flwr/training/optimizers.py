@@ -38,11 +38,7 @@ def build_optimizer(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
-    """Build an optimizer.
-
-    One of ``sgd``, ``adam`` and ``adamw``. The momentum is that of ``sgd`` alone; weight decay is
-    decoupled in ``adamw``.
-    """
+    """Build an optimizer by name; momentum is for ``sgd``, and decay decoupled in ``adamw``."""
     if name == "adam":
         return Adam(parameters, rate, weight_decay=weight_decay)
     if name == "adamw":
@@ -71,9 +67,5 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def scheduled_rate(rate: float, schedule: str, server_round: int, num_rounds: int) -> float:
-    """Return the learning rate of a round.
-
-    ``constant``; ``cosine``, half a wave down to nearly 0 in the last round; or ``step``, a tenth
-    after half of the rounds and a hundredth after three quarters. Rounds count from 1.
-    """
+    """Return the learning rate of a round, counted from 1, by a name of `SCHEDULES`."""
     return rate * SCHEDULES[schedule]((server_round - 1) / num_rounds)

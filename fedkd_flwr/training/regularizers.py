@@ -23,7 +23,7 @@ class Proximal:
     weight: float
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss on labeled images."""
+        """Return the loss of a batch."""
         distance = squared_distance_to(self.tensors, model)
         return cross_entropy(model, images, labels) + self.weight / 2 * distance
 
@@ -38,7 +38,7 @@ class Linear:
     tensors: Sequence[Tensor] = field(compare=False)
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss on labeled images."""
+        """Return the loss of a batch."""
         return cross_entropy(model, images, labels) + slope_along(self.tensors, model)
 
 
@@ -53,7 +53,7 @@ class ProximalLinear:
     weight: float
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss on labeled images."""
+        """Return the loss of a batch."""
         half = len(self.tensors) // 2
         distance = squared_distance_to(self.tensors[:half], model)
         loss = cross_entropy(model, images, labels) + self.weight / 2 * distance
@@ -69,10 +69,7 @@ def squared_distance_to(center: Sequence[Tensor], model: nn.Module) -> Tensor:
 
 
 def slope_along(direction: Sequence[Tensor], model: nn.Module) -> Tensor:
-    """Return zero, with the gradient of ``<direction, w>`` in a model's parameters w.
-
-    The value of the product is left out, because its zero is arbitrary.
-    """
+    """Return zero, with the gradient of ``<direction, w>`` in a model's parameters w."""
     products = _sum_over(
         parameter * part for parameter, part in zip(model.parameters(), direction, strict=True)
     )
@@ -110,7 +107,6 @@ def relative_distance(model: nn.Module, before: Sequence[Tensor]) -> float:
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all tensors together."""
     return vector_norm(torch.stack([vector_norm(tensor) for tensor in tensors]))
 
 

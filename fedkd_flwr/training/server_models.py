@@ -173,11 +173,9 @@ class RunModels:
         return trained, generated_prototypes(tensors).detach().numpy()
 
     def _public_images(self, server_round: int) -> Tensor:
-        """Return the server's public samples of a round, (P, channels, height, width)."""
         return self._images(self.public_subset(server_round))
 
     def _images(self, samples: NDArray[np.int64]) -> Tensor:
-        """Return samples of the public set by their positions, (n, channels, height, width)."""
         pool = public_pool(self.run.server_data_plan)
         return pool[torch.from_numpy(samples).to(pool.device)]
 
@@ -207,11 +205,7 @@ def generated_prototypes(generator: Mapping[str, Tensor]) -> Tensor:
 
 
 def margin_loss(prototypes: Tensor, sent: Tensor, classes: Tensor, margin: float) -> Tensor:
-    """Return the contrastive loss of the prototypes that one client sent, their mean.
-
-    Prototypes are (K, d), those sent (M, d), their classes (M,). The margin is added to the
-    distance to the correct prototype.
-    """
+    """Return FedTGP's loss of prototypes (K, d) on those that a client sent, (M, d)."""
     # The square root has no gradient at 0.
     distances = ((sent[:, None] - prototypes[None]).square().sum(dim=-1) + 1e-12).sqrt()
     margins = margin * functional.one_hot(classes, len(prototypes))
@@ -226,10 +220,7 @@ def train_prototype_generator(
     epochs: int,
     learning_rate: float,
 ) -> None:
-    """Train a generator in place, with one step of gradient descent per client and epoch.
-
-    The parameters are those of `strategies.core.server_models.ServerModels.train_prototypes`.
-    """
+    """Train a generator in place, with one step of gradient descent per client and epoch."""
     optimizer = SGD(generator.values(), learning_rate)
     for _ in range(epochs):
         for own, classes in sent:

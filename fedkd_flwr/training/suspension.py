@@ -25,10 +25,7 @@ class Modes(NamedTuple):
 
 
 class SuspendedClient(greenlet):
-    """A client of a cohort: it runs until its next job, and goes on with the job's result.
-
-    `serve` trains the client and returns its answer.
-    """
+    """A client of a cohort: it runs until its next job, and goes on with the job's result."""
 
     def __init__(self, serve: Callable[[], Any], device: str) -> None:
         super().__init__(lambda _: serve())
@@ -39,10 +36,7 @@ class SuspendedClient(greenlet):
         self._random_states = self._random_states_now()
 
     def go_on(self, result: Any = None) -> Any:
-        """Give the client the result of its job, or raise it there if it is an exception.
-
-        Return its next job, or its answer if the client is `dead`.
-        """
+        """Give the client the result or error of its job; return its next job, or its answer."""
         with self._own_state():
             return self.throw(result) if isinstance(result, Exception) else self.switch(result)
 

@@ -1,9 +1,4 @@
-"""Which test images a model gets right, one bit per image.
-
-Accuracies need counts alone. Two models of a client can be compared with less noise by the images
-that only one of them gets right. A client therefore sends its answers with the counts of an
-evaluation, where ``record-answers`` asks for them. They tell the server more than a count.
-"""
+"""Which test images a model gets right, one bit per image, to compare models image by image."""
 
 import base64
 

@@ -1,7 +1,6 @@
 """Evaluations of clients: what they report, the checks, and which of them are current.
 
-They are rows of one table. The accuracies of clients and rounds follow from it, by
-`with_evaluations` and `with_statistics`, for the server and for whoever reads the run.
+They are rows of one table, from which the accuracies of clients and rounds follow.
 """
 
 from collections import defaultdict

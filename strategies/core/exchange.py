@@ -119,7 +119,6 @@ class Exchange:
         return messages if getattr(grid, "serves_in_turn", False) else list(messages)
 
     def _note_sent(self, members: Iterable[int]) -> None:
-        """Remember who has to answer, by node id."""
         self._sent = {self._clients[n].node_id: n for n in members}
 
     def _config(self, phase: str, evaluate: bool = False, distilled: bool = False) -> ConfigRecord:

@@ -1,9 +1,4 @@
-"""Growing runs: extend the state of a method when a continued run has more clients.
-
-A run can be continued with a larger ``num-clients``. Clients that join in this way take part in the
-training, and the state of the method is extended for them (`padded`, `with_means`,
-`with_equal_weights`).
-"""
+"""Growing runs: extend the state of a method when a continued run has more clients."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
 """Limits on the influence of one client: its weight, and the size of what it sends.
 
-Both are multiples of the median over clients, which a minority of clients cannot move far.
-Z. Sun, P. Kairouz, A. T. Suresh, H. B. McMahan, *Can You Really Backdoor Federated Learning?*,
-2019, arXiv:1911.07963, bound the norm of updates likewise.
+Both are multiples of the median over clients, which a minority cannot move far (Sun et al., *Can
+You Really Backdoor Federated Learning?*, 2019, arXiv:1911.07963, bound updates likewise).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,4 @@
-"""The record of a method: where it comes from, what it exchanges, and what it needs.
-
-Lists, pages and tests are made from records, so that no other code depends on a method's name.
-"""
+"""The record of a method: where it comes from, what it exchanges, and what it needs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace

@@ -1,9 +1,8 @@
 """Mixtures of arrays: weighted means, medians and trimmed means, entry by entry.
 
-A median or a trimmed mean protects against a minority of wrong arrays. D. Yin, Y. Chen,
-K. Ramchandran, P. Bartlett, *Byzantine-Robust Distributed Learning: Towards Optimal Statistical
-Rates*, ICML 2018, arXiv:1803.01498. With equal weights they are those of NumPy and SciPy. Here each
-receiver may have its own weights.
+A median or a trimmed mean protects against a minority of wrong arrays (Yin et al.,
+*Byzantine-Robust Distributed Learning*, ICML 2018, arXiv:1803.01498). Here each receiver has its
+own weights.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,4 @@
-"""Further measures of an evaluation: names, limits and consistency checks.
-
-They are off by default and requested by ``measures`` in the run config. Class counts are two
-numbers per class and reveal to the server which labels a client has.
-"""
+"""Further measures of an evaluation, requested by ``measures``: names, limits and checks."""
 
 from collections.abc import Collection, Mapping
 from functools import partial

@@ -1,7 +1,6 @@
-"""A matrix between clients, of which only rows and columns of clients that have trained are stored.
+"""A matrix between clients, of which only rows and columns of those that have trained are stored.
 
-Coefficients, attention and affinities start with equal entries and change only among the clients
-of a round. With N clients of which M have trained, (M, M) and a few vectors of N are all of (N, N).
+With N clients of which M have trained, (M, M) and a few vectors of N are all of (N, N).
 """
 
 from collections.abc import Iterable, Sequence

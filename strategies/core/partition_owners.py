@@ -1,8 +1,7 @@
 """To whom a partition belongs: to the public key of the node that took it first.
 
-A SuperLink tells its ServerApp the key of each node, and checks each message of a node against it.
-With registered keys a node keeps its key over restarts, and also its node id while the SuperLink
-keeps its database. Without, a node draws a key at each start. Grids without keys bind nothing.
+With registered keys a node keeps its key over restarts. Without, it draws one at each start. Grids
+without keys bind nothing.
 """
 
 import hashlib

@@ -1,8 +1,4 @@
-"""Reproducible random draws: each is a function of a seed, a purpose and indices.
-
-Server and clients derive the same numbers, so that no random numbers have to be sent. A resumed run
-draws the same numbers as an uninterrupted one.
-"""
+"""Reproducible random draws: each is a function of a seed, a purpose and indices."""
 
 import zlib
 

@@ -1,7 +1,6 @@
 """The records of a message: arrays, metrics and a config, each by its name.
 
-Flower's own views, such as ``content.array_records``, collect all records of a kind whenever they
-are asked for. This costs more than what is read from them.
+Flower's own views collect all records of a kind whenever they are asked for.
 """
 
 from collections.abc import Mapping

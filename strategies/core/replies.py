@@ -1,7 +1,6 @@
 """Arrays and numbers of messages: how they are encoded, decoded and checked.
 
-Nothing in a reply is trusted. Its sender, the names, shapes and types of its arrays, and every
-number are compared with what was requested. A reply that differs is dropped with the reason.
+Nothing in a reply is trusted. One that differs from what was requested is dropped with the reason.
 """
 
 import math

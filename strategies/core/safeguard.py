@@ -1,9 +1,7 @@
 """The safeguard: each client also trains alone, and would deploy the better model or a blend.
 
-A method may give a client less than it reaches alone. A client with a safeguard trains a private
-model beside that of the method, as the method `local` would. Validation data choose one of both
-models, or the coefficients of a sum of their logits. Nothing of the private model is sent. The
-server learns the counts of an evaluation, and the weight of the method's model.
+Validation data choose. Nothing of the private model is sent but the counts of an evaluation, and
+the weight of the method's model.
 """
 
 from collections.abc import Mapping

@@ -77,7 +77,6 @@ def saved_fields(kind: Any) -> list[Any]:
 
 
 def _nested(arrays: Arrays) -> dict[str, Any]:
-    """Return arrays as nested dicts, by the parts of their names."""
     tree: dict[str, Any] = {}
     for name, array in arrays.items():
         *path, last = name.split("/")

@@ -1,8 +1,7 @@
-"""Versions of the packages that server and nodes install themselves, and what a difference means.
+"""Versions of packages that server and nodes install themselves, and what a difference means.
 
-The app's code comes with every run, its packages do not. A reply of a node whose ``flwr`` or
-``fedkd-flwr`` has another major or minor version than the server's is not used. Any other
-difference is logged: another PyTorch can change the last digits of a node's numbers.
+A reply of a node with another major or minor version of ``flwr`` or ``fedkd-flwr`` is not used. Any
+other difference is logged: another PyTorch can change the last digits.
 """
 
 from collections.abc import Mapping
@@ -69,7 +68,6 @@ def difference(ours: Mapping[str, str], sent: str) -> str:
 
 
 def _minor(found: str) -> list[str]:
-    """Return the major and minor number of a version."""
     return found.split(".")[:2]
 
 

@@ -11,10 +11,7 @@ from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_ce
 
 
 class FixedNode(nn.Module):
-    """An inner node: the sum of one operation on each of its edges.
-
-    The choices are the edges into the node.
-    """
+    """An inner node: the sum of one operation on each of its edges."""
 
     def __init__(self, choices: Node, plan: CellPlan) -> None:
         super().__init__()
@@ -55,13 +52,7 @@ class FixedCell(nn.Module):
 
 
 class FixedNetwork(nn.Module):
-    """Network of one genotype, without the auxiliary head and drop-path of the paper.
-
-    Maps float32 images (N, channels, height, width) to logits (N, classes). Initial weights come
-    from PyTorch's global generator. Batch normalization learns a scale and a shift. Its size is
-    that of the search space's supernet; the paper's network for CIFAR-10 has 36 channels and 20
-    cells. Images may have any size.
-    """
+    """Network of one genotype, in the size of the search space's supernet."""
 
     def __init__(self, search_space: SearchSpace, shape: Shape, classes: int) -> None:
         super().__init__()

@@ -9,10 +9,9 @@ from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, OPERATIONS, Supe
 
 
 class Choice(NamedTuple):
-    """One kept edge of a cell: its operation, which is not "none", and where it starts from.
+    """One kept edge of a cell: its operation, which is not "none", and the state it starts from.
 
-    The sources 0 and 1 are the outputs of the cell before last and of the last cell, 2 is the
-    cell's first inner node, and so on.
+    The states 0 and 1 are the outputs of the cell before last and of the last cell.
     """
 
     operation: str
@@ -25,19 +24,7 @@ Node = tuple[Choice, ...]
 
 @dataclass(frozen=True)
 class Genotype:
-    """Architecture of a network: the edges of its normal and its reduction cells.
-
-    Attributes
-    ----------
-    normal, reduce : tuple of tuple of Choice
-        The edges into each inner node, in order. Both cells have the same number of nodes.
-
-    Raises
-    ------
-    ValueError
-        If a node has no edge, two edges from one state, or an edge from a state that does not
-        come before it, if an operation is unknown or "none", or if the cells differ in size.
-    """
+    """Architecture of a network: the edges of its normal and its reduction cells."""
 
     normal: tuple[Node, ...]
     reduce: tuple[Node, ...]
@@ -63,12 +50,7 @@ class Genotype:
 
     @classmethod
     def from_text(cls, text: str) -> "Genotype":
-        """Read a genotype from the JSON of `to_text`.
-
-        An object of ``normal`` and ``reduce``; each a list of nodes, each a list of ``[operation,
-        source]``. Raises `ValueError` if the text is not of that form, or describes no valid
-        genotype.
-        """
+        """Read a genotype from the JSON of `to_text`. Raises `ValueError` if it is none."""
         try:
             cells = json.loads(text)
             normal, reduce = (

@@ -10,9 +10,7 @@ from torch.nn import functional
 class HalvedResolution(nn.Module):
     """Map (N, inputs, h, w) to (N, outputs, ceil(h/2), ceil(w/2)), using every pixel.
 
-    Half of the output channels use the pixels at even positions, half those at odd positions. Odd
-    sides are padded with zeros. `outputs` is even. `affine` lets batch normalization learn a scale
-    and a shift.
+    Half of the output channels use the pixels at even positions, half those at odd positions.
     """
 
     def __init__(self, inputs: int, outputs: int, affine: bool) -> None:
@@ -35,11 +33,7 @@ class HalvedResolution(nn.Module):
 
 
 def pointwise(inputs: int, outputs: int, affine: bool) -> nn.Module:
-    """Return ReLU, 1x1 convolution and batch normalization.
-
-    From (N, inputs, h, w) to (N, outputs, h, w). `affine` lets batch normalization learn a scale
-    and a shift.
-    """
+    """Return ReLU, 1x1 convolution and batch normalization, which may learn if `affine`."""
     return nn.Sequential(
         nn.ReLU(),
         nn.Conv2d(inputs, outputs, 1, bias=False),
@@ -92,12 +86,7 @@ _BUILDERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
 
 
 def build_operation(name: str, channels: int, stride: int, affine: bool) -> nn.Module:
-    """Build one operation other than ``none``.
-
-    It maps (N, channels, h, w) to (N, channels, ceil(h/stride), ceil(w/stride)), with an even
-    number of channels if the stride is 2. `affine` lets batch normalization learn a scale and a
-    shift. Raises `ValueError` if the operation is unknown or ``none``.
-    """
+    """Build one operation other than ``none``, which maps (N, channels, h, w) to h/stride."""
     if name not in _BUILDERS:
         raise ValueError(f"cannot build operation {name!r}; choose one of {', '.join(_BUILDERS)}")
     return _BUILDERS[name](channels, stride, affine)

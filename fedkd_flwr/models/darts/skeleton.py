@@ -10,11 +10,7 @@ from fedkd_flwr.models.darts.operations import HalvedResolution, pointwise
 
 
 class CellPlan(NamedTuple):
-    """Position and channels of one cell in the network.
-
-    `before_last` and `last` are the channels of the outputs of the two cells before it, `channels`
-    those of each of its nodes. A cell that reduces halves the resolution of both its inputs.
-    """
+    """Position and channels of one cell; one that reduces halves the resolution."""
 
     before_last: int
     last: int
@@ -26,9 +22,7 @@ class CellPlan(NamedTuple):
 def plan_cells(channels: int, cells: int, nodes: int, stem_multiplier: int) -> Iterator[CellPlan]:
     """Yield the cells of a network in order (DARTS, section 3.1.1).
 
-    The cells at 1/3 and 2/3 of the depth are reduction cells and double the channels. A cell's
-    output has `nodes` times as many channels as a node. The stem has `stem_multiplier` times
-    `channels` channels.
+    The cells at 1/3 and 2/3 of the depth are reduction cells and double the channels.
     """
     before_last = last = stem_multiplier * channels
     last_reduces = False
@@ -40,11 +34,7 @@ def plan_cells(channels: int, cells: int, nodes: int, stem_multiplier: int) -> I
 
 
 class Stem(nn.Module):
-    """First layer: 3x3 convolution and batch normalization.
-
-    Maps (N, inputs, h, w) to (N, outputs, ceil(h/stride), ceil(w/stride)). `affine` lets batch
-    normalization learn a scale and a shift.
-    """
+    """First layer: 3x3 convolution and batch normalization, which learns if `affine`."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, affine: bool) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""The search network: every edge mixes all candidate operations (DARTS, section 2.2).
-
-A discrete architecture is derived from its architecture weights.
-"""
+"""The search network: every edge mixes all candidate operations (DARTS, section 2.2)."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -25,8 +22,7 @@ MixingWeights = Sequence[Sequence[Tensor]]
 class MixedOperation(nn.Module):
     """One edge: the weighted sum of its candidate operations (DARTS, equation 2).
 
-    Poolings are followed by batch normalization, so that all candidates have the same scale. The
-    operations are in the order of the columns of alpha.
+    Poolings are followed by batch normalization, so that all candidates have the same scale.
     """
 
     def __init__(self, channels: int, stride: int, operations: tuple[str, ...]) -> None:
@@ -43,11 +39,7 @@ class MixedOperation(nn.Module):
         self._columns = [column for column, name in enumerate(operations) if name != NONE]
 
     def forward(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """Mix the candidates.
-
-        From (N, channels, h, w) to (N, channels, ceil(h/stride), ceil(w/stride)). There is one
-        scalar weight per candidate, "none" included: the softmax of the edge's row of alpha.
-        """
+        """Mix the candidates, with one scalar weight for each, "none" included."""
         mixed: Tensor | None = None
         for column, operation in zip(self._columns, self.candidates.values(), strict=True):
             output = operation(x)
@@ -78,10 +70,7 @@ class SearchCell(nn.Module):
         )
 
     def forward(self, before_last: Tensor, last: Tensor, weights: MixingWeights) -> Tensor:
-        """Return the inner nodes, concatenated: (N, nodes * channels, h, w).
-
-        The mixing weights have one row per edge.
-        """
+        """Return the inner nodes, concatenated: (N, nodes * channels, h, w)."""
         states: list[Tensor] = self.inputs(before_last, last)
         edges = zip(self.edges, weights, strict=True)
         for _ in range(self.nodes):
@@ -94,10 +83,8 @@ class SearchCell(nn.Module):
 class Supernet(nn.Module):
     """Network that contains every candidate network, and the weights that select among them.
 
-    Maps float32 images (N, channels, height, width) to logits (N, classes). Initial weights come
-    from PyTorch's global generator. `alpha_normal` and `alpha_reduce`, each (edges, operations),
-    are the architecture weights of all normal and of all reduction cells. They have these names in
-    the state dict.
+    `alpha_normal` and `alpha_reduce`, each (edges, operations), are the architecture weights of
+    normal and of reduction cells, under these names in the state dict.
     """
 
     def __init__(self, settings: SupernetSettings, shape: Shape, classes: int) -> None:
@@ -147,12 +134,9 @@ Rule = Literal["two-edges", "every-edge"]
 def derive_genotype(supernet: Supernet, rule: Rule = "two-edges") -> Genotype:
     """Return the strongest architecture according to a supernet's alpha.
 
-    "two-edges" is the rule of DARTS, section 2.4: each edge is as strong as the softmax weight of
-    its strongest operation other than "none", and each node keeps its two strongest edges.
-    "every-edge" is the rule of FedKMA, figure 3: each edge keeps the operation with the largest
-    alpha, and is removed if that is "none". A node that would lose all its edges keeps its
-    strongest one, so that the network stays connected. Edges of a node in the order of their
-    sources. Of equal weights, the first is chosen. Raises `ValueError` if the rule is unknown.
+    "two-edges" is the rule of DARTS, section 2.4: each node keeps the two edges with the strongest
+    operation other than "none". "every-edge" is the rule of FedKMA, figure 3: each edge keeps its
+    strongest operation, and is removed if that is "none", unless the node would lose all.
     """
     if rule not in get_args(Rule):
         raise ValueError(f"unknown rule {rule!r}; choose one of {', '.join(get_args(Rule))}")
