@@ -25,8 +25,7 @@ from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.export import keep_chosen
 from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
-from fedkd_flwr.models.build import build_fitting, returns_probabilities
-from fedkd_flwr.models.custom_models import require_builds
+from fedkd_flwr.models.build import build_fitting, require_builds, returns_probabilities
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
 from fedkd_flwr.runs import (

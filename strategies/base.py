@@ -16,7 +16,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from strategies.core.counts import of_model
 from strategies.core.current_round import CurrentRound, Round
 from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
@@ -33,7 +32,7 @@ from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import MEMBERS, Membership
 from strategies.core.method_record import Need
-from strategies.core.metrics import GRADIENT_STEPS, OF_TRAINING, gradient_steps
+from strategies.core.metrics import GRADIENT_STEPS, OF_TRAINING, gradient_steps, of_model
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, Reply, TooFewRepliesError
 from strategies.core.rounds import NEW_CLIENTS, Observer, RoundRecord, log_round

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import padded
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.replies import Arrays
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
+from strategies.core.state import padded
 from strategies.method import Results
 from strategies.parameters import (
     AVERAGES,

@@ -24,11 +24,11 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from strategies.core.declarations import BUFFERS
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays
-from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import BUFFERS
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import (
     AVERAGES,
     Model,

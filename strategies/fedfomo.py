@@ -31,14 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.declarations import Data, Sent, of_model
+from strategies.core.declarations import BUFFERS, WEIGHTS, Data, Sent, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import BUFFERS, WEIGHTS
+from strategies.core.settings_groups import SearchRange
 from strategies.method import Results
 from strategies.parameters import LibraryState, LibraryStrategy, Model, expected_model
 

@@ -22,7 +22,7 @@ from strategies.core.method_record import Paper
 from strategies.core.probabilities import softmax
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.prototypes import (
     HEAD_BIAS,
     HEAD_WEIGHT,

@@ -36,6 +36,7 @@ Differences from the paper
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from logging import WARNING
 from typing import Annotated, Any, Literal
 
@@ -47,9 +48,8 @@ from strategies.core.declarations import Sent
 from strategies.core.flower import log
 from strategies.core.method_record import Paper
 from strategies.core.probabilities import check_simplex
-from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES
+from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.supernets import SearchSettings, SupernetStrategy
 
 PAPER = Paper(
@@ -231,3 +231,15 @@ class FedKMA(SupernetStrategy):
             else:
                 log(WARNING, "Round %d: client %d gets the uniform row", server_round, n)
         return block
+
+
+class FedKMAUniform(SupernetStrategy):
+    """FedKMA without knowledge sharing: M uniform (the paper's ablation, manner 3)."""
+
+    record = SupernetStrategy.record.derived(paper=replace(PAPER, part="manner 3"))
+
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send equal mixtures as the same arrays, so that traffic counts them once."""
+        mixed = self.model_for(partition_id)
+        values = tuple(vector.tobytes() for vector in mixed.values())
+        return self.round.once(values, lambda: mixed)

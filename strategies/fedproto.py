@@ -29,7 +29,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.core.state import State
 from strategies.prototypes import ClassMeanStrategy, FeatureSettings, mean_by_class, stacked
 

@@ -29,8 +29,8 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import SearchRange
 from strategies.fedproto import (
     FedProto,
     PrototypeSettings,

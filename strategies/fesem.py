@@ -29,12 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
+from strategies.core.declarations import WEIGHTS
 from strategies.core.flower import log
 from strategies.core.method_record import Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Reply
-from strategies.core.vector_kinds import WEIGHTS
 from strategies.parameters import Model, stacked
 
 

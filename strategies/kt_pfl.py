@@ -40,13 +40,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import with_means
 from strategies.core.method_record import Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES, OnNodes
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
+from strategies.core.state import with_means
 from strategies.method import Results
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,

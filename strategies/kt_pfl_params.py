@@ -35,7 +35,7 @@ from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.probabilities import normalized_rows
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.kt_pfl import PAPER, projected_step
 from strategies.method import Results
 from strategies.parameters import (

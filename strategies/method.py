@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.core.current_round import Round
-from strategies.core.layer_choice import LayerChoice
+from strategies.core.declarations import LayerChoice
 from strategies.core.method_record import MethodRecord, refuse_old_names
 from strategies.core.plan import PlanSettings, RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, ExpectedArray, Reply

@@ -51,8 +51,7 @@ from strategies.core.replies import (
     Reply,
     TooFewRepliesError,
 )
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES, Numbers, OnNodes, all_numbers
+from strategies.core.settings_groups import ANY_ON_NODES, Numbers, OnNodes, SearchRange, all_numbers
 from strategies.core.state import unsaved
 from strategies.fedavg import FedAvg
 from strategies.method import Results

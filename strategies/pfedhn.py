@@ -30,14 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import padded, with_means
+from strategies.core.declarations import WEIGHTS
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
-from strategies.core.state import named_arrays
-from strategies.core.vector_kinds import WEIGHTS
+from strategies.core.settings_groups import SearchRange
+from strategies.core.state import named_arrays, padded, with_means
 from strategies.parameters import Model, ParameterState, ParameterStrategy
 
 

@@ -33,7 +33,7 @@ from strategies.core.declarations import of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import (
     AVERAGES,
     ParameterState,

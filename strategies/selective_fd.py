@@ -41,8 +41,7 @@ from strategies.core.masks import packed_mask, unpacked_mask
 from strategies.core.method_record import Paper
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES
+from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, SearchRange
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
     PREDICTIONS,

@@ -18,7 +18,6 @@ from pydantic import Field
 from strategies.base import PersonalizedStrategy
 from strategies.core.declarations import Data, of_model
 from strategies.core.flower import log
-from strategies.core.growing import padded
 from strategies.core.masks import packed_mask
 from strategies.core.method_record import Need
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
@@ -32,14 +31,14 @@ from strategies.core.probabilities import (
     normalized_rows,
 )
 from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply
-from strategies.core.search import SearchRange
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
     DEFAULT_ON_NODES,
     OnNodes,
+    SearchRange,
     zero_or_at_least,
 )
-from strategies.core.state import State
+from strategies.core.state import State, padded
 from strategies.method import Results
 
 PREDICTIONS = "predictions"

@@ -29,13 +29,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from strategies.core.declarations import Data, Sent, of_model
+from strategies.core.declarations import ALPHAS, BUFFERS, WEIGHTS, Data, Sent, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
-from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import ALPHAS, BUFFERS, WEIGHTS
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import with_equal_weights, with_means
+from strategies.core.declarations import ALPHAS, SUPERNET_SENT
 from strategies.core.mixing import MIXINGS
 from strategies.core.plan import Settings
 from strategies.core.probabilities import equal_weights
 from strategies.core.replies import Arrays, Reply
 from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, OnNodes
-from strategies.core.state import unsaved
-from strategies.core.vector_kinds import ALPHAS, SUPERNET_SENT
+from strategies.core.state import unsaved, with_equal_weights, with_means
 from strategies.method import Results
 from strategies.parameters import Model, ParameterState, ParameterStrategy, mix_models, mixed_model
 

@@ -15,15 +15,15 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import DamagedRunError, load_run
-from strategies.core.answers import (
+from strategies.core.client_info import ClientInfo
+from strategies.core.evaluations import Evaluations
+from strategies.core.masks import (
     as_text,
     check_answers,
     from_text,
     packed_answers,
     unpacked_answers,
 )
-from strategies.core.client_info import ClientInfo
-from strategies.core.evaluations import Evaluations
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError, Reply
 

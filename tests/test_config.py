@@ -24,7 +24,7 @@ from fedkd_flwr.config import (
 from fedkd_flwr.config.settings_reference import settings_reference
 from fedkd_flwr.config.toml_files import parse_assignment, read_toml, upon_preset
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.models.darts.settings import OPERATIONS, SMALL, STANDARD
+from fedkd_flwr.models.darts.genotype import OPERATIONS, SMALL, STANDARD
 from strategies.core.method_record import FAMILIES
 
 ROOT = Path(__file__).parent.parent

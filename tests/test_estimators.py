@@ -19,7 +19,7 @@ import fedkd_flwr
 from fedkd_flwr import name_objects
 from fedkd_flwr.config import ConfigError, methods_with
 from fedkd_flwr.custom_objects.importing import HELD
-from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
+from fedkd_flwr.models.estimators import EstimatorModel, weighted_rows
 
 ROOT = Path(__file__).parents[1]
 FOREST = "sklearn.ensemble:RandomForestClassifier"

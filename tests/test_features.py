@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.darts.genotype import SearchSpace
-from fedkd_flwr.models.darts.settings import SupernetSettings
+from fedkd_flwr.models.darts.genotype import SearchSpace, SupernetSettings
 from fedkd_flwr.models.features import (
     feature_width,
     features,

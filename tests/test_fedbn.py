@@ -10,7 +10,7 @@ from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, model_vectors
-from strategies.core.layer_choice import WITHOUT_BATCH_NORM
+from strategies.core.declarations import WITHOUT_BATCH_NORM
 
 HIDDEN = 8
 

@@ -22,10 +22,10 @@ from fedkd_flwr.runs import (
 )
 from fedkd_flwr.runs.reading import in_one_shape
 from fedkd_flwr.server_app import check_run
-from strategies.core.growing import padded, with_equal_weights, with_means
 from strategies.core.plan import PlanSettings, sample_clients
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import NEW_CLIENTS
+from strategies.core.state import padded, with_equal_weights, with_means
 from strategies.persfl import PERSONALIZE
 from tests.stored_runs import SUPERNET
 

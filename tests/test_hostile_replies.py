@@ -13,6 +13,7 @@ from helpers import most_of_them_slow, run_with
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.methods import METHODS
+from strategies.core.exchange import count_numbers
 from strategies.core.method_record import Need
 from strategies.core.replies import (
     LONGEST_REASON,
@@ -22,7 +23,6 @@ from strategies.core.replies import (
     error_reason,
     shortened,
 )
-from strategies.core.traffic import count_numbers
 
 CLIENTS = 9
 BYZANTINE = tuple(range(1, CLIENTS - 1))

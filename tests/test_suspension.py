@@ -7,13 +7,12 @@ import torch
 from torch import nn
 
 import fedkd_flwr
-from fedkd_flwr.clients.fedavg import FedAvgClient
+from fedkd_flwr.clients.parameters import FedAvgClient
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.training.cohort import run_together
-from fedkd_flwr.training.jobs import PredictJob, TrainJob
+from fedkd_flwr.training.jobs import PredictJob, TrainJob, result_of
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optimizers import build_optimizer
-from fedkd_flwr.training.suspension import result_of
 
 IMAGES, LABELS = torch.ones(4, 3), torch.tensor([0, 1, 0, 1])
 

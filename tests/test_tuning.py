@@ -50,7 +50,7 @@ from fedkd_flwr.tuning.trial_runs import TrialRuns
 from fedkd_flwr.tuning.tuning import _interval, _notes
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 
 BASE = {
     **SMALL,

@@ -26,13 +26,11 @@ from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.memory import State as MethodState
 from fedkd_flwr.models.features import FeatureExtractor
 from fedkd_flwr.models.model_pool import Architecture
-from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob, undone_if_it_diverges
+from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob, result_of, undone_if_it_diverges
 from fedkd_flwr.training.loop import Batch, Loss
-from fedkd_flwr.training.losses import cross_entropy
+from fedkd_flwr.training.losses import cross_entropy, parameters_of, relative_distance
 from fedkd_flwr.training.optimizers import build_optimizer
-from fedkd_flwr.training.regularizers import parameters_of, relative_distance
-from fedkd_flwr.training.suspension import result_of
-from strategies.core.counts import metric_name
+from strategies.core.metrics import metric_name
 from strategies.core.randomness import random_generator
 
 EVALUATED = "write `evaluated(received, server_round)`, which returns "

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, TrainReply
 from fedkd_flwr.config import RunConfig, methods_with
-from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
-from fedkd_flwr.models.estimators import new_estimator, try_estimator
+from fedkd_flwr.models.estimators import EstimatorModel, new_estimator, try_estimator, weighted_rows
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.core.flower import log

@@ -24,8 +24,8 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optional_metrics import measured
-from strategies.core.answers import packed_answers
-from strategies.core.counts import EvaluatedModel, Split, as_metrics
+from strategies.core.masks import packed_answers
+from strategies.core.metrics import EvaluatedModel, Split, as_metrics
 
 Logits = Mapping[Split, Tensor]
 """What a model predicts on each split, (n, K)."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedkd_flwr.clients.base import Arrays, Evaluated
-from fedkd_flwr.clients.fedavg import FineTuningClient
+from fedkd_flwr.clients.parameters import FineTuningClient
 from fedkd_flwr.models.layers import head_and_body
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.loop import Loss

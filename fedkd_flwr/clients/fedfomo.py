@@ -17,7 +17,7 @@ from fedkd_flwr.models.vectors import (
     tensors_by_kind,
 )
 from fedkd_flwr.training.loop import evaluate
-from strategies.core.vector_kinds import BUFFERS
+from strategies.core.declarations import BUFFERS
 from strategies.fedfomo import (
     GAINS_OF_OTHERS,
     FedFomoSettings,

@@ -6,8 +6,7 @@ from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import epoch_batches, gathered
-from fedkd_flwr.training.losses import Distillation
-from fedkd_flwr.training.regularizers import parameters_of, relative_distance
+from fedkd_flwr.training.losses import Distillation, parameters_of, relative_distance
 from strategies.core.evaluations import DISTILLATION
 from strategies.soft_predictions import DistillationSettings
 

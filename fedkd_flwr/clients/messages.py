@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.policy import PolicyError
-from strategies.core.counts import IN_TRAINING, EvaluatedModel
+from strategies.core.metrics import IN_TRAINING, EvaluatedModel
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of a message."""

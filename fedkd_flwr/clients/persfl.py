@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
-from fedkd_flwr.clients.distillation_search import Candidate, PairSearch
 from fedkd_flwr.clients.messages import TRAIN
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.memory import Memory
 from fedkd_flwr.models.torch_internals import draws_while_training, mixes_samples
 from fedkd_flwr.models.vectors import copied_state, fill_model
 from fedkd_flwr.training.jobs import TrainJob
@@ -30,6 +31,59 @@ from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_from_teacher
 from strategies.core.flower import log
 from strategies.core.metrics import GRADIENT_STEPS
 from strategies.persfl import CONSIDER, DIVERGED, PAIRS, PersFLSettings
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that was distilled for a pair of the grid, with its results and weights."""
+
+    validation: Evaluation
+    test: Evaluation
+    weights: dict[str, Tensor]
+
+
+@dataclass
+class PairSearch:
+    """A client's progress through the pairs of the grid.
+
+    `counts` (pairs, 2) are correct predictions on validation and test data, `DIVERGED` for both if
+    a pair diverged or was not tried yet. `best` is the position of the best pair, -1 for none.
+    """
+
+    counts: NDArray[np.int32]
+    tried: int = 0
+    best: int = -1
+    loss: float = 0.0
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, candidate: Candidate | None) -> None:
+        """Record the result of the next pair: its model, or None if it diverged."""
+        position, self.tried = self.tried, self.tried + 1
+        if candidate is None:
+            return
+        found = candidate.validation
+        self.counts[position] = found.correct, candidate.test.correct
+        best = Evaluation(int(self.counts[self.best, 0]), found.total, self.loss)
+        if self.best < 0 or found.rank > best.rank:
+            self.best, self.loss = position, found.loss
+            self.weights = candidate.weights
+
+    def saved(self) -> Memory:
+        """Return the progress as a memory of its own."""
+        progress = Memory()
+        progress.save("counts", {"counts": torch.from_numpy(self.counts)})
+        progress.save("best", self.weights)
+        numbers = {"tried": self.tried, "best": self.best, "loss": self.loss}
+        progress.save_numbers("search", numbers)
+        return progress
+
+    @classmethod
+    def read(cls, progress: Memory) -> "PairSearch":
+        """Read the progress from the result of `saved`."""
+        counts, numbers = progress.tensors["counts"]["counts"], progress.numbers["search"]
+        tried, best = int(numbers["tried"]), int(numbers["best"])
+        return cls(counts.numpy(), tried, best, numbers["loss"], progress.load("best") or {})
+
 
 SoftLoss = Callable[[Tensor, Tensor, float], Tensor]
 """A distillation loss, mean over samples: of logits (batch, K), soft labels (batch, K) and T."""

@@ -10,8 +10,7 @@ from torch.nn.utils import parameters_to_vector
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.loop import Loss
-from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.regularizers import parameters_of
+from fedkd_flwr.training.losses import cross_entropy, parameters_of
 from strategies.pfedgraph import PFedGraphSettings
 
 

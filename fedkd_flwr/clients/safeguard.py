@@ -16,8 +16,8 @@ from fedkd_flwr.clients.messages import TRAIN, Arrays
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
 from fedkd_flwr.training.loop import DivergedError
-from strategies.core.counts import Split
 from strategies.core.flower import log
+from strategies.core.metrics import Split
 from strategies.core.safeguard import (
     METHOD_LOST,
     SAFEGUARD_WEIGHT,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.training.regularizers import Linear, flat_parameters, split_like_parameters
+from fedkd_flwr.training.losses import Linear, flat_parameters, split_like_parameters
 from strategies.scaffold import CONTROL, ScaffoldSettings, counted_steps
 
 

@@ -45,18 +45,17 @@ from fedkd_flwr.export import (
     save_personalized_model,
 )
 from fedkd_flwr.memory import MODEL, Memory, MemoryFolder, PartOfMemory, StoredState, own_context
-from fedkd_flwr.models.assignment import assign_models
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
+from fedkd_flwr.models.registry import assign_models
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import Batch, seeded
-from strategies.core.counts import EvaluatedModel, metrics_of
 from strategies.core.evaluations import DISTILLATION, read_evaluation
 from strategies.core.flower import log
-from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
+from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS, EvaluatedModel, metrics_of
 from strategies.core.plan import Settings
 from strategies.core.versions import as_sent
 

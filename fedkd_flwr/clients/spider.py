@@ -11,7 +11,7 @@ from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.models.model_pool import borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import Evaluation, evaluate, refresh_statistics
-from fedkd_flwr.training.regularizers import Proximal
+from fedkd_flwr.training.losses import Proximal
 from strategies.spider import SpiderSettings
 
 PRUNED = -1e4

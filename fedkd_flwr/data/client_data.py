@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import Scaling
 from fedkd_flwr.data.sources import ImageSet, OwnData
-from strategies.core.counts import Split
+from strategies.core.metrics import Split
 
 Indices = NDArray[np.int64]
 """Positions of samples, sorted."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.models.torch_internals import is_batch_norm
-from strategies.core.layer_choice import WITHOUT_BATCH_NORM, LayerChoice
+from strategies.core.declarations import WITHOUT_BATCH_NORM, LayerChoice
 
 
 class HalvingMaxPool2d(nn.MaxPool2d):

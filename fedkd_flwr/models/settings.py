@@ -5,10 +5,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fedkd_flwr.models.assignment import ASSIGNMENTS
-from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype, SearchSpace
-from fedkd_flwr.models.darts.settings import SMALL, STANDARD, SupernetSettings
-from fedkd_flwr.models.registry import ALLOWED, DARTS, model_name
+from fedkd_flwr.models.darts.genotype import (
+    PUBLISHED_GENOTYPE,
+    SMALL,
+    STANDARD,
+    Genotype,
+    SearchSpace,
+    SupernetSettings,
+)
+from fedkd_flwr.models.registry import ALLOWED, ASSIGNMENTS, DARTS, model_name
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
     DEFAULT_ON_NODES,

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkd_flwr.models.layers import chosen_layers, own_tensors
-from strategies.core.layer_choice import LayerChoice
-from strategies.core.vector_kinds import ALPHAS, BUFFERS, WEIGHTS
+from strategies.core.declarations import ALPHAS, BUFFERS, WEIGHTS, LayerChoice
 
 ALL = slice(None)
 """All layers of a model."""

@@ -22,7 +22,6 @@ from fedkd_flwr.config import current_config
 from fedkd_flwr.runs.arrays import ArraysError, read_arrays
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
 from fedkd_flwr.runs.provenance import legs_of
-from strategies.core.counts import MODELS, SPLITS, Counts, column_prefix
 from strategies.core.evaluations import (
     COLUMNS,
     EVALUATIONS,
@@ -32,6 +31,7 @@ from strategies.core.evaluations import (
     with_statistics,
 )
 from strategies.core.flower import log
+from strategies.core.metrics import MODELS, SPLITS, Counts, column_prefix
 from strategies.core.pair_matrix import STARTS, whole_of
 
 if TYPE_CHECKING:

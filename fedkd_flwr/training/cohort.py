@@ -20,7 +20,7 @@ from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.torch_internals import convolves, draws_while_training, has_hooks
 from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.batched_functions import BatchedFunctions, Objective
-from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob
+from fedkd_flwr.training.jobs import Job, PredictJob, SuspendedClient, TrainJob
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
     Batch,
@@ -33,7 +33,6 @@ from fedkd_flwr.training.loop import (
     trained_by,
 )
 from fedkd_flwr.training.stacked_models import Chosen, Stack, StackedDescent, Tensors, trained_names
-from fedkd_flwr.training.suspension import SuspendedClient
 
 Answer = TypeVar("Answer")
 

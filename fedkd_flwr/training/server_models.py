@@ -32,8 +32,8 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.losses import Distillation
 from fedkd_flwr.training.optimizers import SGD, build_optimizer
+from strategies.core.declarations import LayerChoice
 from strategies.core.flower import log
-from strategies.core.layer_choice import LayerChoice
 from strategies.core.randomness import random_generator
 
 Vectors = Mapping[str, NDArray[Any]]

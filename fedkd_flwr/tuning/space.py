@@ -11,8 +11,7 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.methods import Method
 from fedkd_flwr.training.settings import TrainingSettings
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import SettingsGroup
+from strategies.core.settings_groups import SearchRange, SettingsGroup
 
 STEP_SIZE = "learning-rate"
 """The setting that every search includes."""

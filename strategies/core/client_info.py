@@ -1,11 +1,19 @@
 """What a client says of itself when the server first queries it."""
 
+import re
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 
-from strategies.core.records import record_of
-from strategies.core.replies import InvalidReplyError, error_reason, shortened
+from strategies.core.replies import InvalidReplyError, error_reason, record_of, shortened
+
+NAME = re.compile(r"[\w.-]([\w. -]{0,38}[\w.-])?")
+"""A silo's name: up to 40 letters, digits, dots, dashes, underscores and spaces within."""
+
+
+def valid_name(name: object) -> bool:
+    """Return whether a silo may be called so."""
+    return isinstance(name, str) and NAME.fullmatch(name) is not None and name.isprintable()
 
 
 @dataclass(frozen=True)

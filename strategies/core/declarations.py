@@ -1,7 +1,8 @@
-"""What a method declares of each array and number that its clients send."""
+"""What a method declares of each array and number that its clients send, and parts of models."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 
 class Data(StrEnum):
@@ -56,3 +57,26 @@ class Sent:
 def of_model(name: str, *inputs: Data) -> Sent:
     """Declare an array that training samples enter through the trained model alone."""
     return Sent(name, inputs=inputs, through_model=True)
+
+
+WEIGHTS = "weights"
+"""Network weights."""
+
+BUFFERS = "buffers"
+"""Running statistics of batch normalization, which are averaged but not trained."""
+
+ALPHAS = "alphas"
+"""Architecture weights of a search."""
+
+MODEL_SENT = (of_model(WEIGHTS), Sent(BUFFERS))
+"""What clients send of a model. Its statistics are those of training images themselves."""
+
+SUPERNET_SENT = (*MODEL_SENT, of_model(ALPHAS))
+"""What clients send of a supernet."""
+
+
+LayerChoice = slice | Literal["without-batch-norm"]
+"""Layers by their position, or all but those of batch normalization."""
+
+WITHOUT_BATCH_NORM: Literal["without-batch-norm"] = "without-batch-norm"
+"""All layers but those of batch normalization."""

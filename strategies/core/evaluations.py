@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from strategies.core.answers import ANSWERS, as_text, check_answers
 from strategies.core.client_info import ClientInfo
-from strategies.core.counts import (
+from strategies.core.exchange import Exchange
+from strategies.core.masks import ANSWERS, as_text, check_answers
+from strategies.core.metrics import (
+    FINE_TUNING_STEPS,
     IN_TRAINING,
     MODELS,
     SPLITS,
@@ -24,11 +26,10 @@ from strategies.core.counts import (
     check_counts,
     column_prefix,
     counts_in,
+    fine_tuning_steps,
     metric_name,
     metrics_of,
 )
-from strategies.core.exchange import Exchange
-from strategies.core.metrics import FINE_TUNING_STEPS, fine_tuning_steps
 from strategies.core.optional_metrics import (
     MEANS,
     check_class_counts,

@@ -5,9 +5,8 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from strategies.core.counts import MODELS, EvaluatedModel
 from strategies.core.declarations import Sent
-from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
+from strategies.core.metrics import MODELS, MOVED_PRIVATE, TRAIN_LOSS, EvaluatedModel
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
 
@@ -116,12 +115,12 @@ class MethodRecord:
         Whether a client is evaluated with the model that it has just trained. In this case train
         replies carry the counts, and a client that is not sampled keeps its last counts.
     evaluates : tuple of str
-        Models that are evaluated besides a client's own, see `strategies.core.counts`: ``trained``,
-        the model after local training, for methods that evaluate the one that the server sends
-        afterwards; ``received``, the model before it, for methods that evaluate the trained one;
-        ``distilled``, for methods whose clients distill at the start of a round;
-        ``global``, for methods whose clients keep another. Empty where clients are not sent a
-        model that replaces theirs.
+        Models that are evaluated besides a client's own, see `strategies.core.metrics`:
+        ``trained``, after local training, for methods that evaluate the one that the server sends
+        afterwards; ``received``, before it, for methods that evaluate the trained one;
+        ``distilled``, for methods whose clients distill at the start of a round; ``global``, for
+        methods whose clients keep another. Empty where clients are not sent a model that replaces
+        theirs.
     sends : tuple of Sent
         Arrays of a train reply. What is not declared does not leave a client.
     train_metrics : tuple of Metric

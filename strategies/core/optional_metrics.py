@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import pairwise
 
-from strategies.core.counts import LARGEST_COUNT, metric_name
 from strategies.core.declarations import Data
+from strategies.core.metrics import LARGEST_COUNT, metric_name
 from strategies.core.replies import InvalidReplyError, Metric
 
 CALIBRATION = "calibration"

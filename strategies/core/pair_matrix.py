@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.core.growing import padded
+from strategies.core.state import padded
 
 STARTS = "-starts"
 """What follows a matrix's name in the name of its `PairMatrix.starts`."""

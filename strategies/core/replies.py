@@ -9,15 +9,36 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from strategies.core.declarations import Sent
-from strategies.core.records import Payload, arrays_of, record_of
 from strategies.core.versions import installed_versions, refusal
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+Payload = Mapping[str, Array]
+"""Named arrays in encoded form. An array for several clients is one object."""
+
+
+def record_of(message: Message, name: str, kind: type[Record]) -> Record:
+    """Return a record of a message; an empty one if it has none of that name and kind."""
+    found = message.content.get(name) if message.has_content() else None
+    return found if isinstance(found, kind) else kind()
+
+
+def arrays_of(message: Message) -> Payload:
+    """Return the encoded arrays of a message; none if it failed."""
+    return record_of(message, "arrays", ArrayRecord)
+
+
+def release_arrays(message: Message) -> None:
+    """Release the arrays of a message that has been read, which is in reference cycles."""
+    record_of(message, "arrays", ArrayRecord).clear()
+
 
 Arrays = Mapping[str, NDArray[Any]]
 """Named arrays of a message."""
@@ -114,7 +135,7 @@ class Reply:
     metrics : dict of str to float
         The declared numbers of the reply.
     answers : bytes
-        Which test images the model gets right, see `strategies.core.answers`; empty for none.
+        Which test images the model gets right, see `strategies.core.masks`; empty for none.
     """
 
     partition_id: int

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from strategies.core.counts import LARGEST_COUNT, EvaluatedModel, metric_name
 from strategies.core.declarations import Data
+from strategies.core.metrics import LARGEST_COUNT, EvaluatedModel, metric_name
 from strategies.core.replies import InvalidReplyError, Metric
 from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SettingsGroup
 

@@ -250,3 +250,16 @@ def all_numbers(is_allowed: Callable[[float], bool], allowed: str) -> AfterValid
         raise ValueError(f"it should be one or more numbers {allowed}, separated by commas")
 
     return AfterValidator(check)
+
+
+@dataclass(frozen=True)
+class SearchRange:
+    """The range in which ``fedkd tune`` looks for a setting: ``Annotated[float, SearchRange(…)]``.
+
+    With `log`, values are spread over orders of magnitude. Where the best value lies at an edge,
+    the search widens the range within the limits of the setting.
+    """
+
+    low: float
+    high: float
+    log: bool = False
