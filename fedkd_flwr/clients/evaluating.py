@@ -36,28 +36,19 @@ Against = Callable[[Logits], dict[str, float]]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a client is evaluated with, as its method prepares it.
-
-    Attributes
-    ----------
-    model : nn.Module
-        The module that is fine-tuned if the run or the method asks for it, and then evaluated.
-    metrics : dict of str to float
-        Further metrics of the method.
-    exported : callable, optional
-        Returns the evaluated model in the architectures of the run, after any fine-tuning. By
-        default it is `model`, with any projection in its head.
-    fine_tune_epochs : int
-        Epochs of fine-tuning that the method adds to those of the run.
-    fine_tuned_by : callable, optional
-        The loss of fine-tuning; None for a model that is never fine-tuned.
-    """
+    """What a client is evaluated with, as its method prepares it."""
 
     model: nn.Module
+    """The module that is fine-tuned if the run or the method asks for it, and then evaluated."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics of the method."""
     exported: Callable[[], nn.Module] | None = None
+    """Returns the evaluated model in the architectures of the run, after any fine-tuning. By
+    default it is `model`, with any projection in its head."""
     fine_tune_epochs: int = 0
+    """Epochs of fine-tuning that the method adds to those of the run."""
     fine_tuned_by: Loss | None = cross_entropy
+    """The loss of fine-tuning; None for a model that is never fine-tuned."""
 
 
 class MethodClient(Protocol):

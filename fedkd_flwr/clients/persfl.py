@@ -121,25 +121,17 @@ class PersFLClient(ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps; dicts are empty and numbers zero before it is known.
-
-        Attributes
-        ----------
-        teacher, personalized : dict of str to Tensor
-            The best global model so far, and the model of stage 2.
-        teacher_choice : dict of str to float
-            The teacher's ``round`` and validation ``loss``.
-        choice : dict of str to float
-            What stage 2 chose, by the names of metrics.
-        personalized_in : int
-            The round of stage 2.
-        """
+        """What the client keeps; dicts are empty and numbers zero before it is known."""
 
         teacher: dict[str, Tensor] = field(default_factory=dict)
         teacher_choice: dict[str, float] = field(default_factory=dict)
+        """The teacher's ``round`` and validation ``loss``."""
         personalized: dict[str, Tensor] = field(default_factory=dict)
+        """The best global model so far, and the model of stage 2."""
         choice: dict[str, float] = field(default_factory=dict)
+        """What stage 2 chose, by the names of metrics."""
         personalized_in: int = 0
+        """The round of stage 2."""
 
     @property
     def soft_loss(self) -> SoftLoss:

@@ -27,12 +27,7 @@ from fedkd_flwr.clients.remembered import Remembered
 from fedkd_flwr.clients.safeguard import GROUPS, LOCAL, Safeguard, run_of_private_model
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.data.clients import (
-    client_indices,
-    hash_of_public_pool,
-    load_client,
-    public_samples,
-)
+from fedkd_flwr.data.clients import client_indices, hash_of_public_pool, load_client, public_samples
 from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.settings import DataPlan
@@ -71,11 +66,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        context: Context,
-        run: RunConfig,
-        settings: Settings,
-        beside: "Session | None" = None,
+        self, context: Context, run: RunConfig, settings: Settings, beside: "Session | None" = None
     ) -> None:
         self.context, self.run = context, run
         self.settings: Any = settings
@@ -426,10 +417,7 @@ class Session:
 
     @contextmanager
     def kept_momentum(
-        self,
-        optimizer: optim.Optimizer,
-        model: nn.Module,
-        replaced: Collection[nn.Parameter] = (),
+        self, optimizer: optim.Optimizer, model: nn.Module, replaced: Collection[nn.Parameter] = ()
     ) -> Iterator[None]:
         """Load the momentum of earlier trainings before a training, and store it afterwards."""
         own_model = self.client.model

@@ -283,11 +283,7 @@ class MemoryFolder:
 
     # ---- The memory after a round ----------------------------------------------------
 
-    def write(
-        self,
-        memory: Memory,
-        replaceable: Collection[Path] | None = None,
-    ) -> None:
+    def write(self, memory: Memory, replaceable: Collection[Path] | None = None) -> None:
         """Write a memory as that of its round, and remove `replaceable` older ones; see `sync`."""
         newest = self.file(memory.server_round)
         self._write(newest, memory, durable=True)
@@ -441,8 +437,7 @@ def _outdated(current: Path, keep: int) -> list[Path]:
     runs = [path for path in current.parent.iterdir() if next(path.glob(MEMORIES), None)]
     places = {name: place for place, name in enumerate(order)}
     others = sorted(
-        set(runs) - {current},
-        key=lambda path: (places.get(path.name, -1), path.stat().st_mtime),
+        set(runs) - {current}, key=lambda path: (places.get(path.name, -1), path.stat().st_mtime)
     )
     return others[: max(0, len(others) + 1 - keep)] if keep else []
 

@@ -298,10 +298,7 @@ def generators_of(device: str) -> list[torch.Generator]:
     if not device.startswith("cuda"):
         return [torch.default_generator]
     torch.cuda.init()  # type: ignore[no-untyped-call]
-    return [
-        torch.default_generator,
-        torch.cuda.default_generators[torch.device(device).index or 0],
-    ]
+    return [torch.default_generator, torch.cuda.default_generators[torch.device(device).index or 0]]
 
 
 @contextmanager
