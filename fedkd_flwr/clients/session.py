@@ -39,7 +39,7 @@ from fedkd_flwr.export import (
     round_folder,
     save_personalized_model,
 )
-from fedkd_flwr.memory import MODEL, Memory, MemoryFolder, PartOfMemory, StoredState, own_context
+from fedkd_flwr.memory import MODEL, Memory, PartOfMemory, StoredState, own_context
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
@@ -361,11 +361,6 @@ class Session:
     def stored_model(self) -> dict[str, Tensor] | None:
         """The weights of the client's model after its last training, if it keeps them."""
         return self.memory.load(MODEL)
-
-    @property
-    def memory_folder(self) -> MemoryFolder | None:
-        """The folder of the client's memory of the run, if it has one."""
-        return self._remembered.folder(self.request)
 
     # ---- Models ----------------------------------------------------------------------
 

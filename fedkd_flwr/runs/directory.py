@@ -26,12 +26,11 @@ from safetensors.numpy import load_file
 from fedkd_flwr.config.run_config import TRACKERS
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.files import open_private, sync, write_arrays, write_text
-from fedkd_flwr.memory import PROGRESS, Memory, SharedFolder
+from fedkd_flwr.memory import Memory, SharedFolder
 from fedkd_flwr.runs.arrays import append_array
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     checkpoint_files,
-    clients_folder,
     keep_last_checkpoint,
     notes_files,
     restart,
@@ -286,8 +285,7 @@ class RunDirectory(Observer):
     def _stays(self) -> bool:
         """Whether the run can be continued, and not started again, if it stops now."""
         kept = (*checkpoint_files(self.path), *notes_files(self.path))
-        noted = any(clients_folder(self.path).rglob(PROGRESS))
-        return not self._is_new or noted or any(map(Path.exists, kept))
+        return not self._is_new or any(map(Path.exists, kept))
 
     def _describe(self, configuration: "Configuration", data: DataRecord | None) -> None:
         """Write what does not change; ``config.json``, which marks a run, comes first."""
