@@ -34,9 +34,8 @@ from fedkd_flwr.training.cohort import (
     train_together,
 )
 from fedkd_flwr.training.jobs import PredictJob, TrainJob, result_of
-from fedkd_flwr.training.loop import DivergedError, computing_in
+from fedkd_flwr.training.loop import DivergedError, build_optimizer, computing_in
 from fedkd_flwr.training.losses import Linear, Proximal, cross_entropy, parameters_of
-from fedkd_flwr.training.optimizers import build_optimizer
 
 SIZES = (20, 20, 13)
 """Samples of each client. With batches of 8, the last batches differ in size."""
@@ -252,7 +251,7 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import train_together
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import SGD
+from fedkd_flwr.training.loop import SGD
 
 mlp = Architecture("mlp", (1, 28, 28), 10, ModelSettings().search_space, "cpu")
 batch = torch.randn(8, 1, 28, 28), torch.randint(0, 10, (8,))

@@ -60,24 +60,12 @@ class MethodClient(Protocol):
     trainable: Tensor
     architectures: tuple[Architecture, ...]
 
-    @property
-    def model(self) -> nn.Module:
-        """The client's model."""
-
-    def begin(self) -> Any:
-        """Return the state before the first training."""
-
-    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
-        """Train as a message asks, and return the reply."""
-
-    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
-        """Return what is evaluated."""
-
-    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return a model's logits on images, (P, K) float32."""
-
-    def generator(self, purpose: str, server_round: int) -> np.random.Generator:
-        """Return the client's generator for one purpose in one round."""
+    model: nn.Module
+    begin: Callable[[], Any]
+    train: Callable[[Arrays, int, str], TrainReply]
+    evaluated: Callable[[Arrays, int], Evaluated]
+    predict: Callable[[nn.Module, Tensor], Tensor]
+    generator: Callable[[str, int], np.random.Generator]
 
 
 class Evaluating:
@@ -114,17 +102,17 @@ class Evaluating:
             batches = self._local.batches(client.data, (trained[chosen] for chosen in positions))
             train_on(model, loss, optimizer, self._gradient_steps.counted(batches))
 
+        def rank() -> tuple[float, ...]:
+            data = client.data
+            with self._local.evaluation_statistics(model, data.train_images):
+                return evaluate(model, data.validation_images, data.validation_labels).rank
+
         if training.fine_tune_early_stopping and len(client.data.validation_labels):
-            keep_best_epoch(model, train, epochs, lambda: self._validation_rank(model))
+            keep_best_epoch(model, train, epochs, rank)
         elif self._node.policy.hides_divergence:
             train_unless_it_diverges(model, lambda: train(epochs), self._local.report_divergence)
         else:
             train(epochs)
-
-    def _validation_rank(self, model: nn.Module) -> tuple[float, ...]:
-        data = self.client.data
-        with self._local.evaluation_statistics(model, data.train_images):
-            return evaluate(model, data.validation_images, data.validation_labels).rank
 
     def counted(self, name: EvaluatedModel) -> dict[str, float]:
         """Count the correct predictions of the client's model as it is, as metrics of this name."""

@@ -72,10 +72,6 @@ class CurrentRound:
             "failures": len(self.exchange.failures),
         }
 
-    def seconds_by_phase(self) -> dict[str, float]:
-        """Return the columns with the duration of each phase."""
-        return {f"seconds_{phase}": round(value, 4) for phase, value in self.seconds.items()}
-
     def client_rows(
         self, clients: Mapping[int, ClientInfo], evaluations: Mapping[int, Row]
     ) -> list[Row]:
