@@ -29,7 +29,7 @@ from fedkd_flwr.clients.tracebacks import (
 )
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.memory import InProcessContext
-from fedkd_flwr.models.model_pool import Architecture, prepare_adjacent
+from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
 from strategies.core.flower import log
@@ -208,7 +208,6 @@ def _serve_together(members: Sequence[Member], messages: Sequence[Message]) -> d
     with ExitStack() as closed:
         for client in clients:
             closed.enter_context(closing(client.session))
-        prepare_adjacent(clients[0].architectures[0], len(clients))
         serve = [
             partial(client.session.serve, _request(messages[place])) for place, client in members
         ]

@@ -3,8 +3,7 @@
 Building a network takes longer than a small client's training.
 """
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -46,88 +45,17 @@ class Architecture:
         return model
 
 
-class AdjacentModels:
-    """Models of one architecture whose parameters are moved into shared tensors, by row."""
-
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        self._models = models
-        self._row_of = {id(model): row for row, model in enumerate(models)}
-        self._free = list(range(len(models)))
-        self._parameters = {
-            name: parameter.new_empty((len(models), *parameter.shape))
-            for name, parameter in models[0].named_parameters()
-        }
-        before = [address for model in models for address in _addresses(model)]
-        # Models of a custom builder may share frozen parameters, which then stay where they are.
-        self._is_adjacent = len(before) == len(set(before))
-        if self._is_adjacent:
-            for row, model in enumerate(models):
-                for name, parameter in model.named_parameters():
-                    parameter.data = self._parameters[name][row]
-        self._addresses = [_addresses(model) for model in models]
-
-    @property
-    def num_free(self) -> int:
-        """Number of free models."""
-        return len(self._free)
-
-    def take(self) -> nn.Module | None:
-        """Return the first free model, with arbitrary weights, or None."""
-        return self._models[heapq.heappop(self._free)] if self._free else None
-
-    def put_back(self, model: nn.Module) -> bool:
-        """Free a model if it is one of these, and return whether it is."""
-        row = self._row_of.get(id(model))
-        if row is None:
-            return False
-        heapq.heappush(self._free, row)
-        return True
-
-    def parameters_of(self, models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
-        """Return stacked parameters of consecutive models; None for others."""
-        if not self._is_adjacent:
-            return None
-        first = self._row_of.get(id(models[0]), 0)
-        end = first + len(models)
-        if [id(model) for model in models] != [id(model) for model in self._models[first:end]]:
-            return None
-        # A method may have moved a model's parameters elsewhere.
-        if [_addresses(model) for model in models] != self._addresses[first:end]:
-            return None
-        return {name: tensor[first:end] for name, tensor in self._parameters.items()}
-
-
-def _addresses(model: nn.Module) -> list[int]:
-    return [parameter.data_ptr() for parameter in model.parameters()]
-
-
 _FREE: dict[Architecture, list[nn.Module]] = {}
 
 _COMMON: dict[tuple[Architecture, int, str], dict[str, Tensor]] = {}
-
-_ADJACENT: dict[Architecture, AdjacentModels] = {}
-
-
-def prepare_adjacent(architecture: Architecture, count: int) -> None:
-    """Provide models that are adjacent in memory, for clients that will borrow them next."""
-    if architecture in _ADJACENT and _ADJACENT[architecture].num_free >= count:
-        return
-    _ADJACENT[architecture] = AdjacentModels([_built(architecture) for _ in range(count)])
-
-
-def adjacent_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
-    """Return the stacked parameters of models that are adjacent in memory; None for others."""
-    rows = _ADJACENT.get(architecture_of(models[0]))
-    return rows.parameters_of(models) if rows else None
 
 
 def borrow(architecture: Architecture) -> nn.Module:
     """Return a model with arbitrary weights, all of which the caller has to overwrite."""
     free = _FREE.get(architecture)
-    rows = _ADJACENT.get(architecture)
-    model = (rows.take() if rows else None) or (free.pop() if free else None)
-    if model is None:
+    if not free:
         return _built(architecture)
+    model = free.pop()
     for buffers, name, as_built in vars(model)["as_built"]:
         # Not in place, because a forward pass may have replaced the tensor by one of another kind.
         buffers[name] = None if as_built is None else as_built.clone()
@@ -170,10 +98,7 @@ def common_weights(
 def give_back(model: nn.Module) -> None:
     """Return a model to the pool for the next client. The caller must not use it any more."""
     model.zero_grad(set_to_none=True)
-    architecture = architecture_of(model)
-    if architecture in _ADJACENT and _ADJACENT[architecture].put_back(model):
-        return
-    free = _FREE.setdefault(architecture, [])
+    free = _FREE.setdefault(architecture_of(model), [])
     if len(free) < FREE_MODELS:
         free.append(model)
 
@@ -181,7 +106,6 @@ def give_back(model: nn.Module) -> None:
 def clear() -> None:
     """Remove all models from the pool."""
     _FREE.clear()
-    _ADJACENT.clear()
     _COMMON.clear()
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from fedkd_flwr.models.model_pool import adjacent_parameters
 from fedkd_flwr.training.loop import RUNNING_STATISTICS, trained_by
 
 Tensors = dict[str, Tensor]
@@ -21,9 +20,7 @@ class Stack:
             model.train(training)
         self.models = models
         self.skeleton = models[0]
-        as_they_lie = adjacent_parameters(models)
-        self._is_copy = as_they_lie is None
-        self.parameters = as_they_lie or _stacked(model.named_parameters() for model in models)
+        self.parameters = _stacked(model.named_parameters() for model in models)
         self.buffers = _stacked(model.named_buffers() for model in models)
 
     def sums(self) -> list[float]:
@@ -36,11 +33,10 @@ class Stack:
 
     @torch.no_grad()
     def unstack(self) -> None:
-        """Write the values back into the models, unless the models share them."""
+        """Write the values back into the models."""
         for position, model in enumerate(self.models):
-            if self._is_copy:
-                for name, parameter in model.named_parameters():
-                    parameter.copy_(self.parameters[name][position])
+            for name, parameter in model.named_parameters():
+                parameter.copy_(self.parameters[name][position])
             for name, buffer in model.named_buffers() if self.buffers else ():
                 buffer.copy_(self.buffers[name][position])
 
