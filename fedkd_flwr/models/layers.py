@@ -7,24 +7,6 @@ from fedkd_flwr.models.torch_internals import is_batch_norm
 from strategies.core.declarations import WITHOUT_BATCH_NORM, LayerChoice
 
 
-class HalvingMaxPool2d(nn.MaxPool2d):
-    """Max-pooling over windows of 2x2, faster than PyTorch's in inference mode on a CPU.
-
-    PyTorch's kernel also finds where each maximum is, which predictions do not need.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(2)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the maxima, shape (..., height // 2, width // 2)."""
-        if input.device.type != "cpu" or not torch.is_inference_mode_enabled():
-            return super().forward(input)
-        rows, columns = (side // 2 * 2 for side in input.shape[-2:])
-        of_rows = torch.maximum(input[..., 0:rows:2, :columns], input[..., 1:rows:2, :columns])
-        return torch.maximum(of_rows[..., 0::2], of_rows[..., 1::2])
-
-
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the modules with own parameters or buffers, in the order of the state dict."""
     return [module for module in model.modules() if own_tensors(module)]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from fedkd_flwr.data.registry import Shape
-from fedkd_flwr.models.layers import HalvingMaxPool2d, with_he_weights
+from fedkd_flwr.models.layers import with_he_weights
 
 _KERNEL = 5
 
@@ -103,7 +103,7 @@ def _convolutional(
         layers += [
             nn.Conv2d(previous, current, _KERNEL, padding=padding),
             nn.ReLU(),
-            HalvingMaxPool2d(),
+            nn.MaxPool2d(2),
         ]
         height = (height + 2 * padding - _KERNEL + 1) // 2
         width = (width + 2 * padding - _KERNEL + 1) // 2
