@@ -44,8 +44,7 @@ from strategies.parameters import (
     expected_model,
 )
 
-Shape = tuple[int, int]
-"""Rows and columns of a matrix."""
+Shape = tuple[int, int]  # rows and columns of a matrix
 
 
 def rank_for_energy(singular_values: NDArray[Any], energy: float) -> int:

@@ -58,17 +58,13 @@ PAPER = Paper(
 )
 """The paper of FedKMA; its text does not say when it appeared."""
 
-SHARE_KNOWLEDGE = "share-knowledge"
-"""Phase of the message that asks a client for its row of M."""
-
-CLASS_LOGITS = "class-logits"
-"""Name of a reply's mean logit vectors, (K, K), one row per class."""
+SHARE_KNOWLEDGE = "share-knowledge"  # phase of the message that asks a client for its row of M
+CLASS_LOGITS = "class-logits"  # name of a reply's mean logit vectors, (K, K), one row per class
 
 CLASS_FLAGS = "class-flags"
 """Name of a reply's flags, (K,), 1 for a class that the client holds, else 0."""
 
-FARTHEST = 1e6
-"""Largest distance that is sent; the weight of a client is 0 already far below it."""
+FARTHEST = 1e6  # largest distance that is sent; the weight of a client is 0 already far below it
 
 EXCLUDED = -1.0
 """Stands in H, whose numbers are not negative, for a class that does not count for a pair."""

@@ -22,8 +22,7 @@ from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Re
 from strategies.core.server_models import ServerModels
 from strategies.parameters import Model, stacked
 
-CLUSTER = "cluster"
-"""Array of a reply: the number of the hypothesis that was trained, shape (1,)."""
+CLUSTER = "cluster"  # array of a reply: the number of the hypothesis that was trained, shape (1,)
 
 
 class HypClusterSettings(ClusterSettings):

@@ -28,14 +28,12 @@ from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.core.state import State
 from strategies.method import Results
 
-Model = dict[str, NDArray[Any]]
-"""A model in network format: float32 vectors by kind."""
+Model = dict[str, NDArray[Any]]  # a model in network format: float32 vectors by kind
 
 SHARED_BY_DIFFERENT = "mlp"
 """Architecture of a shared model if clients' own architectures differ and none is set."""
 
-STRETCH = 2**16
-"""Number of entries of each model that are processed at once."""
+STRETCH = 2**16  # number of entries of each model that are processed at once
 
 
 class SharedModelSettings(Settings):

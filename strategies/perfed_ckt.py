@@ -47,8 +47,7 @@ from strategies.soft_predictions import (
     SoftPredictionStrategy,
 )
 
-FIXED_SUBSET = 0
-"""The round that draws the public samples of all rounds."""
+FIXED_SUBSET = 0  # the round that draws the public samples of all rounds
 
 LEAST_DISTANCE = 0.01
 """Smallest v_k² in a client's weight: with a smaller one, a step could overshoot the centroid."""

@@ -65,8 +65,7 @@ PAPER = Paper(
 )
 """The paper of PersFL and of its variant."""
 
-PERSONALIZE = "personalize"
-"""Phase of the message that starts stage 2."""
+PERSONALIZE = "personalize"  # phase of the message that starts stage 2
 
 CONSIDER = "consider-teacher"
 """Phase of a message with an earlier global model, for clients that join after stage 1."""
@@ -74,11 +73,8 @@ CONSIDER = "consider-teacher"
 CHOSEN = partial(Metric, low=0, inputs=(Data.VALIDATION,), through_model=True)
 """A number that validation samples choose."""
 
-PAIRS = "pairs"
-"""Name of the table of all pairs, and of the array of counts in replies."""
-
-DIVERGED = -1
-"""Replaces the counts of a pair whose distillation diverged."""
+PAIRS = "pairs"  # name of the table of all pairs, and of the array of counts in replies
+DIVERGED = -1  # replaces the counts of a pair whose distillation diverged
 
 
 class PersFLSettings(Settings):

@@ -41,8 +41,7 @@ from strategies.core.probabilities import project_onto_simplex
 from strategies.core.settings_groups import SearchRange
 from strategies.parameters import MixtureStrategy, Model
 
-EQUAL = 0.9
-"""Cosine from which updates count as equal."""
+EQUAL = 0.9  # cosine from which updates count as equal
 
 
 class PFedGraphSettings(Settings):

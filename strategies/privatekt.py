@@ -91,8 +91,7 @@ def label_frequencies(
     return frequencies
 
 
-LABELS = "labels"
-"""Name of the array of labels in a reply, (A,) uint16."""
+LABELS = "labels"  # name of the array of labels in a reply, (A,) uint16
 
 
 class PrivateKTSettings(DistillationSettings):

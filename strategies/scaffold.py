@@ -42,8 +42,7 @@ from strategies.parameters import (
     step_towards,
 )
 
-CONTROL = "control"
-"""Name of c in messages, and of c_n in replies: (parameters,) float32."""
+CONTROL = "control"  # name of c in messages, and of c_n in replies: (parameters,) float32
 
 
 class ScaffoldSettings(Settings):

@@ -41,8 +41,7 @@ from strategies.core.settings_groups import (
 from strategies.core.state import State, padded
 from strategies.method import Results
 
-PREDICTIONS = "predictions"
-"""Name of the array of soft predictions in a reply."""
+PREDICTIONS = "predictions"  # name of the array of soft predictions in a reply
 
 DISTILLATION_METRICS = (
     TRAIN_LOSS,

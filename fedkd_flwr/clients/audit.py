@@ -23,8 +23,7 @@ the latest in ``.1``."""
 MOST_BYTES, MOST_FILES = 10 * 2**20, 9
 """Size from which a file is put aside, and how many of these are kept."""
 
-MOST_LETTERS = 100
-"""How much of a text of the server is written."""
+MOST_LETTERS = 100  # how much of a text of the server is written
 
 
 def audited(

@@ -27,8 +27,7 @@ from fedkd_flwr.training.optional_metrics import measured
 from strategies.core.masks import packed_answers
 from strategies.core.metrics import EvaluatedModel, Split, as_metrics
 
-Logits = Mapping[Split, Tensor]
-"""What a model predicts on each split, (n, K)."""
+Logits = Mapping[Split, Tensor]  # what a model predicts on each split, (n, K)
 
 Against = Callable[[Logits], dict[str, float]]
 """Compares the logits of a model with those of another one."""

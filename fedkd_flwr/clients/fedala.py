@@ -19,8 +19,7 @@ from strategies.fedala import FedALASettings
 RECENT, MOST_EPOCHS = 10, 100
 """Losses of how many epochs show that W has converged, and the most epochs until then."""
 
-Parameters = Mapping[str, Tensor]
-"""Parameters of the mixed layers by name."""
+Parameters = Mapping[str, Tensor]  # parameters of the mixed layers by name
 
 
 def mixture(own: Parameters, received: Parameters, weights: Parameters) -> dict[str, Tensor]:

@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 from fedkd_flwr.clients.policy import PolicyError
 from strategies.core.metrics import IN_TRAINING, EvaluatedModel
 
-Arrays = dict[str, NDArray[Any]]
-"""Named arrays of a message."""
-
-TRAIN = "train"
-"""Phase of the message with which a round begins."""
+Arrays = dict[str, NDArray[Any]]  # named arrays of a message
+TRAIN = "train"  # phase of the message with which a round begins
 
 
 @dataclass(frozen=True)

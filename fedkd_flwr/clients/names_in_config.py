@@ -9,8 +9,7 @@ from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.methods import METHODS
 from strategies.core.method_record import Need
 
-DEFAULTS = DataSettings()
-"""The defaults of the data settings."""
+DEFAULTS = DataSettings()  # the defaults of the data settings
 
 
 def data_sets_read(run_config: Mapping[str, Any], data_path: str) -> list[str]:

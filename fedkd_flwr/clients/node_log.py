@@ -17,8 +17,7 @@ from strategies.core.replies import record_of
 REFUSALS = {LEFT_OUT: "had left this node out", DROPPED: "dropped this node's last reply"}
 """What the server tells a node of its refusals: entry of a message, and what it means."""
 
-Serve = Callable[[Message, Context], Message]
-"""Handles a message."""
+Serve = Callable[[Message, Context], Message]  # handles a message
 
 
 def log_work(message: Message, context: Context, serve: Serve) -> Message:

@@ -29,8 +29,7 @@ PURE = "epsilon"
 OF_STEPS = RATE, NOISE, STEPS = "sampling-rate", "noise-multiplier", "steps"
 """Entries about a training by DP-SGD. A release of predictions has `NOISE` alone."""
 
-LEDGER = "privacy-ledger.jsonl"
-"""Name of the file, in the folder of the node's memory."""
+LEDGER = "privacy-ledger.jsonl"  # name of the file, in the folder of the node's memory
 
 
 class DamagedLedgerError(RuntimeError):

@@ -25,11 +25,8 @@ from strategies.core.safeguard import (
     SafeguardSettings,
 )
 
-GROUPS = "safeguard-"
-"""Beginning of the names of the private model's groups in the client's memory."""
-
-LOCAL = "local"
-"""The method that trains the private model."""
+GROUPS = "safeguard-"  # beginning of the names of the private model's groups in the client's memory
+LOCAL = "local"  # the method that trains the private model
 
 Seeded = Callable[[str, int], AbstractContextManager[None]]
 """Seeds PyTorch's draws by purpose and round."""

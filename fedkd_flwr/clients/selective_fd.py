@@ -8,8 +8,7 @@ from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from strategies.core.masks import packed_mask
 from strategies.selective_fd import KEPT, SELECTED, SelectiveFDSettings
 
-AUXILIARY = 250
-"""Number of uniform samples with which a density is compared."""
+AUXILIARY = 250  # number of uniform samples with which a density is compared
 
 
 def gaussian_kernel(first: Tensor, second: Tensor, width: float) -> Tensor:

@@ -42,8 +42,7 @@ SENTENCES = {
 }
 """What leaves a node of an exception besides its class, by the name of the class or of a base."""
 
-FAILED = "it failed"
-"""What leaves a node of any other exception."""
+FAILED = "it failed"  # what leaves a node of any other exception
 
 NOT_OWN = (
     str(Path(__file__).parents[1]),

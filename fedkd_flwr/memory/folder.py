@@ -46,8 +46,7 @@ def locked(folder: Path, wait: bool = True) -> Iterator[bool]:
         yield lock_file(file, wait) is not False
 
 
-MEMORIES = "round-*.safetensors"
-"""Pattern of the files with memories, one for each round."""
+MEMORIES = "round-*.safetensors"  # pattern of the files with memories, one for each round
 
 TOGETHER = "together"
 """Name of the folder, beside those of single clients, with files for many clients."""
@@ -248,8 +247,7 @@ def _damaged(file: Path, reason: str) -> DamagedMemoryError:
 RUNS_KEPT = 5
 """Number of runs whose memory is kept on disk, if the node config has no ``keep-runs``."""
 
-FORGOTTEN = "forgotten"
-"""Name of the file that marks the folder of a run whose memory was removed."""
+FORGOTTEN = "forgotten"  # name of the file that marks the folder of a run whose memory was removed
 
 ORDER = "runs.txt"
 """Name of the file, beside a client's folders of runs, with their names in the order of use."""

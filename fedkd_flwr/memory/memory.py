@@ -13,17 +13,10 @@ from torch import Tensor, nn
 from fedkd_flwr.config import Configuration
 from strategies.core.state import saved_fields
 
-ROUND = "progress"
-"""Name of the numbers with the round that a memory includes."""
-
-OWNER = "owner"
-"""Name of the numbers that tell to which run a memory belongs."""
-
-SPENT = "dp-sgd"
-"""Name of the tensor of the steps that count for epsilon."""
-
-MODEL = "model"
-"""Name of the tensors of the client's model."""
+ROUND = "progress"  # name of the numbers with the round that a memory includes
+OWNER = "owner"  # name of the numbers that tell to which run a memory belongs
+SPENT = "dp-sgd"  # name of the tensor of the steps that count for epsilon
+MODEL = "model"  # name of the tensors of the client's model
 
 MOMENTA, OF_HEAD = "optimizer", "head-optimizer"
 """Name of the tensors of optimizers, and of those of FedRep in earlier versions."""

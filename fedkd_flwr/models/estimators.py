@@ -21,14 +21,9 @@ from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, 
 SMALLEST_PROBABILITY = 1e-6
 """Probabilities below count as this one. A tree's zero would have an infinite logarithm."""
 
-WEIGHT = "sample_weight"
-"""Name of the argument of ``fit`` with the weights of the rows."""
-
-ROWS_PER_CLASS = 10
-"""Samples of each class in a fit on random numbers."""
-
-ROUNDING = 1e-3
-"""How far a sum of probabilities may be from 1."""
+WEIGHT = "sample_weight"  # name of the argument of ``fit`` with the weights of the rows
+ROWS_PER_CLASS = 10  # samples of each class in a fit on random numbers
+ROUNDING = 1e-3  # how far a sum of probabilities may be from 1
 
 OWN_PACKAGES = {"sklearn", "collections", "numpy"}
 """Packages whose types the stored state of a client's own estimator may have, besides its own."""
@@ -205,8 +200,7 @@ def weighted_rows(
     return samples[positions], labels, probabilities[positions, labels]
 
 
-SEED = "random_state"
-"""Name of an estimator's parameter that seeds its draws."""
+SEED = "random_state"  # name of an estimator's parameter that seeds its draws
 
 
 def is_estimator(thing: Any) -> bool:

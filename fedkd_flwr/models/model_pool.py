@@ -16,8 +16,7 @@ from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.features import fold_into, with_common_width
 from fedkd_flwr.models.torch_internals import unsent_buffers
 
-FREE_MODELS = 64
-"""Largest number of free models of one architecture that a process keeps."""
+FREE_MODELS = 64  # largest number of free models of one architecture that a process keeps
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,7 @@ That of torchvision's networks is half of the factor by which they reduce images
 images their last stages would have a single pixel.
 """
 
-DARTS = "darts"
-"""The name of the supernet."""
+DARTS = "darts"  # the name of the supernet
 
 DARTS_MODELS = (DARTS, "darts-fixed")
 """Models with a search space, which their builders take as a further argument."""
@@ -52,8 +51,7 @@ DARTS_MODELS = (DARTS, "darts-fixed")
 ANY_SHAPE = ("mlp",)
 """Models that take samples of any shape. The others take images."""
 
-ALLOWED = [*MODELS, "or your own as module:object"]
-"""Allowed names, for error messages."""
+ALLOWED = [*MODELS, "or your own as module:object"]  # allowed names, for error messages
 
 
 def model_name(name: str) -> str:
@@ -66,8 +64,7 @@ def model_name(name: str) -> str:
     raise NoneOfTheAllowedError(ALLOWED, name)
 
 
-ASSIGNMENTS = ("cyclic", "blocks", "by-size")
-"""Names of the rules of `assign_models`."""
+ASSIGNMENTS = ("cyclic", "blocks", "by-size")  # names of the rules of `assign_models`
 
 
 def assign_models(

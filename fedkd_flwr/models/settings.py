@@ -23,8 +23,7 @@ from strategies.core.settings_groups import (
     one_of,
 )
 
-DIGITS = "digits"
-"""The bundled data set, on which `SMALL` supernets are the default."""
+DIGITS = "digits"  # the bundled data set, on which `SMALL` supernets are the default
 
 
 class EstimatorSettings(SettingsGroup):

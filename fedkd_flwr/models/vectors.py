@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from fedkd_flwr.models.layers import chosen_layers, own_tensors
 from strategies.core.declarations import ALPHAS, BUFFERS, WEIGHTS, LayerChoice
 
-ALL = slice(None)
-"""All layers of a model."""
+ALL = slice(None)  # all layers of a model
 
 
 def tensors_by_kind(model: nn.Module, layers: LayerChoice = ALL) -> dict[str, list[Tensor]]:

@@ -11,8 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedkd_flwr.training.loop import Batch, Loss
 
-NO_LABEL = -100
-"""The label of samples that PyTorch's cross-entropy ignores."""
+NO_LABEL = -100  # the label of samples that PyTorch's cross-entropy ignores
 
 USUAL = {
     "weight": None,

@@ -22,8 +22,7 @@ PRIOR_DEVIATION = np.array([0.5, 1.0])
 TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0, 6.0, 10.0)
 """Temperatures among which validation data decide for each model."""
 
-LEAD = 0.5
-"""Standard deviations by which `chosen` wants the method's model to lead."""
+LEAD = 0.5  # standard deviations by which `chosen` wants the method's model to lead
 
 
 @dataclass(frozen=True)
@@ -115,5 +114,4 @@ def _temperature(logits: Tensor, labels: Tensor) -> float:
     return min(TEMPERATURES, key=lambda t: float(functional.cross_entropy(logits / t, labels)))
 
 
-RULES: dict[str, Rule] = {"choose": chosen, "blend": mixed}
-"""The rules by the safeguard's mode."""
+RULES: dict[str, Rule] = {"choose": chosen, "blend": mixed}  # the rules by the safeguard's mode

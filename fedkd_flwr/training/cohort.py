@@ -36,8 +36,7 @@ from fedkd_flwr.training.stacked_models import Chosen, Stack, StackedDescent, Te
 
 Answer = TypeVar("Answer")
 
-LARGEST_COHORT = 64
-"""Largest number of clients in a cohort."""
+LARGEST_COHORT = 64  # largest number of clients in a cohort
 
 STACKED_NUMBERS = {"cpu": 1_500_000, "cuda": 2**25}
 """Largest number of parameters of all stacked models together, by device.

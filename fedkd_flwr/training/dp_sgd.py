@@ -27,8 +27,7 @@ from strategies.core.flower import root_log_as_it_is
 PRIVATE_COLUMNS = 2
 """Images and labels: the first tensors of a batch, with one row per private sample."""
 
-AT_ONCE = 64
-"""Samples whose gradients are in memory at once."""
+AT_ONCE = 64  # samples whose gradients are in memory at once
 
 
 def poisson_batches(

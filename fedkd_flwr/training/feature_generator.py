@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from fedkd_flwr.training.loop import build_optimizer
 
-Generator = Mapping[str, Tensor]
-"""Parameters by name; see `strategies.fedgen.FedGenState`."""
+Generator = Mapping[str, Tensor]  # parameters by name; see `strategies.fedgen.FedGenState`
 
 
 def generated(generator: Generator, classes: Tensor, noise: Tensor) -> Tensor:

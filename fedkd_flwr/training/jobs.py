@@ -74,8 +74,7 @@ class PredictJob:
         return predict_logits(self.model, self.images)
 
 
-Job = TrainJob | PredictJob
-"""What a client may do."""
+Job = TrainJob | PredictJob  # what a client may do
 
 
 class StepCounter:

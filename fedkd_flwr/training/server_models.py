@@ -37,8 +37,7 @@ from strategies.core.declarations import LayerChoice
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator
 
-Vectors = Mapping[str, NDArray[Any]]
-"""A model as flat vectors by kind."""
+Vectors = Mapping[str, NDArray[Any]]  # a model as flat vectors by kind
 
 
 class RunModels:

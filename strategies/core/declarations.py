@@ -14,8 +14,7 @@ class Data(StrEnum):
     TEST = "test"
 
 
-RESULTS = frozenset({Data.VALIDATION, Data.TEST})
-"""Samples on which a client is evaluated."""
+RESULTS = frozenset({Data.VALIDATION, Data.TEST})  # samples on which a client is evaluated
 
 
 @dataclass(frozen=True)
@@ -50,20 +49,14 @@ def of_model(name: str, *inputs: Data) -> Sent:
     return Sent(name, inputs=inputs, through_model=True)
 
 
-WEIGHTS = "weights"
-"""Network weights."""
-
-BUFFERS = "buffers"
-"""Running statistics of batch normalization, which are averaged but not trained."""
-
-ALPHAS = "alphas"
-"""Architecture weights of a search."""
+WEIGHTS = "weights"  # network weights
+BUFFERS = "buffers"  # running statistics of batch normalization, which are averaged but not trained
+ALPHAS = "alphas"  # architecture weights of a search
 
 MODEL_SENT = (of_model(WEIGHTS), Sent(BUFFERS))
 """What clients send of a model. Its statistics are those of training images themselves."""
 
-SUPERNET_SENT = (*MODEL_SENT, of_model(ALPHAS))
-"""What clients send of a supernet."""
+SUPERNET_SENT = (*MODEL_SENT, of_model(ALPHAS))  # what clients send of a supernet
 
 
 LayerChoice = slice | Literal["without-batch-norm"]

@@ -40,17 +40,13 @@ from strategies.core.plan import PlanSettings, RunPlan
 from strategies.core.replies import InvalidReplyError, Metric, Reply
 from strategies.core.safeguard import GUARDED, SAFEGUARD_METRICS, check_safeguarded
 
-Row = dict[str, Any]
-"""A row of one of the run's tables."""
-
-EVALUATIONS = "evaluations"
-"""The table of evaluations."""
+Row = dict[str, Any]  # a row of one of the run's tables
+EVALUATIONS = "evaluations"  # the table of evaluations
 
 DISTILLATION = "distillation"
 """Phase of the message after the last round, for clients that learn at the start of a round."""
 
-COLUMNS = ("round", "client", "model", "split", "correct", "total", "loss")
-"""Its columns."""
+COLUMNS = ("round", "client", "model", "split", "correct", "total", "loss")  # its columns
 
 OF_COUNTS = frozenset(metric.name for metric in metrics_of(MODELS))
 """The metrics of a message that hold counts."""

@@ -27,8 +27,7 @@ from strategies.core.replies import (
     release_arrays,
 )
 
-MOST_DIMENSIONS = 64
-"""NumPy's limit for the dimensions of an array."""
+MOST_DIMENSIONS = 64  # NumPy's limit for the dimensions of an array
 
 
 @dataclass

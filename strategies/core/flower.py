@@ -63,8 +63,7 @@ import_module("flwr.app")
 LOGGER = logging.getLogger("flwr")
 # Reasons of clients and names in files of others are logged; a terminal would obey their escapes.
 LOGGER.addFilter(PrintableMessages())
-log = LOGGER.log
-"""Logs a message at a level: ``log(WARNING, "Client %d is absent", 3)``."""
+log = LOGGER.log  # logs a message at a level: ``log(WARNING, "Client %d is absent", 3)``
 
 
 @contextmanager

@@ -70,8 +70,7 @@ class Owners:
             self._keys = {n: bytes(key).hex() for n, key in enumerate(state[KEYS]) if key.any()}
 
 
-LONGEST_PAUSE = 8
-"""Largest number of rounds between two queries to a node without a valid answer."""
+LONGEST_PAUSE = 8  # largest number of rounds between two queries to a node without a valid answer
 
 
 @dataclass
@@ -119,8 +118,7 @@ class PendingNodes:
 LEFT_OUT = "left-out"
 """Entry of a question with the reason for which the node was left out; empty at first."""
 
-MEMBERS = "members/"
-"""How the names of this module's arrays in a saved state begin."""
+MEMBERS = "members/"  # how the names of this module's arrays in a saved state begin
 
 PUBLIC_HASH, CLASSES_HASH = f"{MEMBERS}public-hash", f"{MEMBERS}classes-hash"
 """Names in a saved state of the text, in bytes, of the hashes that all clients have in common."""
@@ -128,8 +126,7 @@ PUBLIC_HASH, CLASSES_HASH = f"{MEMBERS}public-hash", f"{MEMBERS}classes-hash"
 SIZES, STARTS = f"{MEMBERS}sizes", f"{MEMBERS}starts"
 """Names there of the sizes D_n, (N,) int64, 0 for clients that have not joined, and of `starts`."""
 
-LARGEST_SIZE = 10**9
-"""Upper limit of the number of samples that a client may report."""
+LARGEST_SIZE = 10**9  # upper limit of the number of samples that a client may report
 
 
 class Membership:

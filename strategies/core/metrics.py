@@ -21,8 +21,7 @@ from strategies.core.replies import LARGEST_LOSS, InvalidReplyError, Metric, Rep
 EvaluatedModel = Literal["own", "received", "trained", "distilled", "global", "private", "deployed"]
 """Which model of a client is evaluated."""
 
-Split = Literal["test", "validation"]
-"""The part of a client's data on which it is evaluated."""
+Split = Literal["test", "validation"]  # the part of a client's data on which it is evaluated
 
 MODELS: tuple[EvaluatedModel, ...] = get_args(EvaluatedModel)
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -30,8 +29,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 IN_TRAINING = ("received", "trained", "distilled")
 """Models that a client has only while it trains, so that its train reply has their counts."""
 
-LARGEST_COUNT = 1e9
-"""Upper limit of the number of samples of a client."""
+LARGEST_COUNT = 1e9  # upper limit of the number of samples of a client
 
 
 @dataclass(frozen=True)
@@ -152,8 +150,7 @@ DP_EPSILON = Metric("dp-epsilon", averaged=False, low=0, inputs=())
 SECONDS = "seconds"
 """Seconds from the start of a round's exchanges to a client's replies, as the server measures."""
 
-OF_TRAINING = (GRADIENT_STEPS, DP_EPSILON)
-"""What the train replies of every method may report."""
+OF_TRAINING = (GRADIENT_STEPS, DP_EPSILON)  # what the train replies of every method may report
 
 SIZES = (
     Metric("num-examples", inputs=(), required=True),

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 TRIMMED = 0.25
 """Share of the weight that a trimmed mean leaves out at each end of an entry's values."""
 
-STRETCH = 2**16
-"""Number of entries that are sorted at once."""
+STRETCH = 2**16  # number of entries that are sorted at once
 
 Mix = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
 """Mixes arrays of M givers for N receivers: weights (N, M) and values (M, ...) to (N, ...)."""

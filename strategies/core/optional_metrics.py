@@ -13,14 +13,12 @@ AUC = "auc"
 F1 = "f1"
 BALANCED_ACCURACY = "balanced-accuracy"
 CLASSES = "classes"
-MEASURES = (CALIBRATION, AUC, F1, BALANCED_ACCURACY, CLASSES)
-"""Allowed words of ``measures``."""
+MEASURES = (CALIBRATION, AUC, F1, BALANCED_ACCURACY, CLASSES)  # allowed words of ``measures``
 
 CALIBRATION_ERROR = "calibration-error"
 """Metric: expected calibration error of a client's model on its test split, in [0, 1]."""
 
-AREA = "auc"
-"""Metric: mean area under the ROC curve of each class against the rest, in [0, 1]."""
+AREA = "auc"  # metric: mean area under the ROC curve of each class against the rest, in [0, 1]
 
 METRIC_OF = {
     CALIBRATION: CALIBRATION_ERROR,

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from strategies.core.state import padded
 
-STARTS = "-starts"
-"""What follows a matrix's name in the name of its `PairMatrix.starts`."""
+STARTS = "-starts"  # what follows a matrix's name in the name of its `PairMatrix.starts`
 
 
 @dataclass(frozen=True)

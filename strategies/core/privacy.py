@@ -27,8 +27,7 @@ from strategies.core.probabilities import check_simplex, project_onto_simplex
 NormalDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
 """Returns standard normal numbers of a shape."""
 
-RANDOM_BITS = 53
-"""Bits of a uniform random number, the precision of float64."""
+RANDOM_BITS = 53  # bits of a uniform random number, the precision of float64
 
 
 def secret_normal(shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -40,11 +40,8 @@ def release_arrays(message: Message) -> None:
     record_of(message, "arrays", ArrayRecord).clear()
 
 
-Arrays = Mapping[str, NDArray[Any]]
-"""Named arrays of a message."""
-
-LONGEST_REASON = 200
-"""Characters of a failure's reason that are logged and recorded."""
+Arrays = Mapping[str, NDArray[Any]]  # named arrays of a message
+LONGEST_REASON = 200  # characters of a failure's reason that are logged and recorded
 
 LONGEST_READ = 4 * LONGEST_REASON
 """Characters of a received text that are shortened to these; shortening a long text is slow."""
@@ -52,8 +49,7 @@ LONGEST_READ = 4 * LONGEST_REASON
 LARGEST_NUMBER = 1e8
 """Largest magnitude in the arrays of a reply, far beyond realistic weights and logits."""
 
-LARGEST_LOSS = 1e6
-"""Largest magnitude of a metric that enters a mean."""
+LARGEST_LOSS = 1e6  # largest magnitude of a metric that enters a mean
 
 
 class InvalidReplyError(ValueError):

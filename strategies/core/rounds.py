@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from strategies.core.flower import log
 from strategies.core.replies import Arrays, Metric
 
-NEW_CLIENTS = "new_clients"
-"""The table of the new clients, one row each."""
+NEW_CLIENTS = "new_clients"  # the table of the new clients, one row each
 
 
 @dataclass
@@ -72,8 +71,7 @@ class Observer:
         return {}
 
 
-OnRound = Callable[[Mapping[str, Any]], None]
-"""Is called with the row of each completed round."""
+OnRound = Callable[[Mapping[str, Any]], None]  # is called with the row of each completed round
 
 
 class RowObserver(Observer):

@@ -48,8 +48,7 @@ class OnNodes:
         return "any" if self == OnNodes() else f"from {self.low} to {self.high}"
 
 
-ANY_ON_NODES = OnNodes()
-"""Annotation of settings that may have any value on a node."""
+ANY_ON_NODES = OnNodes()  # annotation of settings that may have any value on a node
 
 DEFAULT_ON_NODES = "default-on-nodes"
 """Annotation of settings that have to have their default on a node, unless it approves the run."""

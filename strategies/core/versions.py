@@ -11,8 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 REQUIRED_ALIKE = ("flwr", "fedkd-flwr")
 """Packages whose major and minor version has to be that of the server."""
 
-COMPARED = (*REQUIRED_ALIKE, "torch")
-"""Packages whose versions a node sends."""
+COMPARED = (*REQUIRED_ALIKE, "torch")  # packages whose versions a node sends
 
 UNKNOWN = "unknown"
 """Version of a package that is not installed, such as the project in a copied folder."""

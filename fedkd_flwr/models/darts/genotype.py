@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-NONE = "none"
-"""The operation with output zero: a missing edge."""
-
-POOLING = ("max_pool_3x3", "avg_pool_3x3")
-"""The operations without batch normalization."""
+NONE = "none"  # the operation with output zero: a missing edge
+POOLING = ("max_pool_3x3", "avg_pool_3x3")  # the operations without batch normalization
 
 OPERATIONS = (
     NONE,
@@ -80,8 +77,7 @@ class SupernetSettings:
         return sum(CELL_INPUTS + node for node in range(self.nodes))
 
 
-STANDARD = SupernetSettings()
-"""The paper's supernet for CIFAR-10."""
+STANDARD = SupernetSettings()  # the paper's supernet for CIFAR-10
 
 SMALL = SupernetSettings(
     channels=8,
