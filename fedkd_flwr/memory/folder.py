@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from logging import WARNING
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedkd_flwr.files import (
-    DTYPES,
     lock_file,
     make_folder,
     open_private,
@@ -54,20 +51,9 @@ TOGETHER = "together"
 ROUNDS_KEPT = 2
 """Number of rounds, the newest included, whose checkpoints and memories are kept on disk."""
 
-NUMPY_NAMES = {stored: name for name, stored in DTYPES.items()}
-"""Names in NumPy of the types of stored arrays."""
-
 
 class DamagedMemoryError(RuntimeError):
     """A memory on disk that cannot be read. The message is one sentence."""
-
-
-class Contents(NamedTuple):
-    """Metadata of a file, entries of arrays by the two parts of their names, and first byte."""
-
-    metadata: dict[str, Any]
-    arrays: dict[str, dict[str, Any]]
-    start: int
 
 
 def round_of(file: Path) -> int:
@@ -84,11 +70,17 @@ def arrays_of_memory(memory: Memory) -> dict[str, NDArray[Any]]:
     }
 
 
-def read_memory(file: Path) -> Memory:
-    """Read the memory of a file with one client."""
-    contents = contents_of(file)
-    groups = {group: _tensors(file, own) for group, own in contents.arrays.items()}
-    return Memory(groups, contents.metadata["numbers"])
+def read_memory(file: Path, client: str = "") -> Memory:
+    """Read the memory of a file with one client, or that of one client of a file with many."""
+    numbers, prefix = metadata_of(file)["numbers"], f"{client}/" if client else ""
+    groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    with safe_open(file, framework="pt") as stored:
+        for name in stored.keys():  # noqa: SIM118 - it is no mapping
+            if name.startswith(prefix):
+                group, _, own = name.removeprefix(prefix).partition("/")
+                # A copy, since the tensor would keep the whole file in memory.
+                groups[group][own] = stored.get_tensor(name).clone()
+    return Memory(groups, numbers[client] if client else numbers)
 
 
 def require_readable(file: Path) -> None:
@@ -159,7 +151,7 @@ class SharedFolder:
 
     def rounds(self, file: Path | None) -> dict[str, int]:
         """Return the round of each client's newest memory, as a file names them."""
-        return contents_of(file).metadata.get("rounds", {}) if file else {}
+        return metadata_of(file).get("rounds", {}) if file else {}
 
     def round_of_client(self, client: str, before_round: float) -> int:
         """Return the round of a client's newest memory from before a round; 0 for none."""
@@ -168,12 +160,12 @@ class SharedFolder:
     def numbers(self, client: str, server_round: int) -> dict[str, dict[str, float]]:
         """Return the numbers of a client's memory of a round."""
         numbers: dict[str, dict[str, dict[str, float]]]
-        numbers = contents_of(self.file(server_round)).metadata["numbers"]
+        numbers = metadata_of(self.file(server_round))["numbers"]
         return numbers[client]
 
     def read(self, client: str, server_round: int) -> Memory:
         """Return a client's memory of a round."""
-        return read_one_of_many(self.file(server_round), client)
+        return read_memory(self.file(server_round), client)
 
     def require_readable(self, before_round: float) -> None:
         """Check that the newest memory of every client from before a round can be read."""
@@ -187,56 +179,27 @@ class SharedFolder:
             file.unlink()
 
 
-def read_one_of_many(file: Path, client: str) -> Memory:
-    """Read the memory of one client of a file with many."""
-    contents = contents_of(file)
-    groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name, tensor in _tensors(file, contents.arrays.get(client, {})).items():
-        group, _, own = name.partition("/")
-        groups[group][own] = tensor
-    return Memory(groups, contents.metadata["numbers"][client])
-
-
-# ---- Contents of a file ------------------------------------------------------------------
-
-
-def contents_of(file: Path) -> Contents:
-    """Return what the header of a file names. Do not change it."""
+def metadata_of(file: Path) -> dict[str, Any]:
+    """Return what a file holds besides arrays. Do not change it."""
     try:
         known = file.stat()
     except OSError as error:
         raise _damaged(file, str(error)) from None
-    return _contents(file, (known.st_ino, known.st_size, known.st_mtime_ns))
+    return _metadata(file, (known.st_ino, known.st_size, known.st_mtime_ns))
 
 
 # All clients of a process read the header of the same file.
 @lru_cache(maxsize=4)
-def _contents(file: Path, version: tuple[int, ...]) -> Contents:
+def _metadata(file: Path, version: tuple[int, ...]) -> dict[str, Any]:
     require_readable(file)
-    with file.open("rb") as stored:
-        size = int.from_bytes(stored.read(8), "little")
-        header = json.loads(stored.read(size))
+    with safe_open(file, framework="numpy") as stored:
+        texts = stored.metadata() or {}
     try:
-        metadata = {name: json.loads(text) for name, text in header.pop("__metadata__", {}).items()}
+        metadata = {name: json.loads(text) for name, text in texts.items()}
         metadata["numbers"]
     except (ValueError, KeyError) as error:
         raise _damaged(file, f"it lacks {error}") from None
-    arrays: dict[str, dict[str, Any]] = defaultdict(dict)
-    for name, entry in header.items():
-        first, _, rest = name.partition("/")
-        arrays[first][rest] = entry
-    return Contents(metadata, arrays, 8 + size)
-
-
-def _tensors(file: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
-    start, tensors = contents_of(file).start, {}
-    with file.open("rb") as stored:
-        for name, entry in entries.items():
-            begin, end = entry["data_offsets"]
-            stored.seek(start + begin)
-            array = np.frombuffer(bytearray(stored.read(end - begin)), NUMPY_NAMES[entry["dtype"]])
-            tensors[name] = torch.from_numpy(array.reshape(entry["shape"]))
-    return tensors
+    return metadata
 
 
 def _damaged(file: Path, reason: str) -> DamagedMemoryError:
@@ -323,7 +286,7 @@ class MemoryFolder:
         own, shared = self._newest(math.inf)
         if shared:
             return self._together.numbers(self._client, shared)
-        return contents_of(own).metadata["numbers"] if own else {}
+        return metadata_of(own)["numbers"] if own else {}
 
     def require_readable(self, before_round: float) -> None:
         """Check that the newest memory from before a round can be read."""
@@ -339,7 +302,7 @@ class MemoryFolder:
         known = shared.round_of_client(self._client, before_round)
         if own is None or known != round_of(own):
             return (own, 0) if own and round_of(own) > known else (None, known)
-        of_own = Memory(numbers=contents_of(own).metadata["numbers"])
+        of_own = Memory(numbers=metadata_of(own)["numbers"])
         of_shared = Memory(numbers=shared.numbers(self._client, known))
         return (own, 0) if of_own.start > of_shared.start else (None, known)
 
