@@ -65,8 +65,7 @@ class FedTGPSettings(PrototypeSettings):
 def adaptive_margin(means: NDArray[Any], counts: NDArray[Any], threshold: float) -> float:
     """Return the largest distance of a class's mean prototype to its nearest one, at most tau.
 
-    Prototypes (R, K, d). Counts (R, K) are 0 where a client lacks a class; clients with the class
-    have equal weights.
+    Prototypes (R, K, d); counts (R, K) are 0 where a client lacks a class.
     """
     centers = mean_by_class(means, (counts > 0).astype(np.float64))[counts.any(axis=0)]
     if len(centers) < 2:

@@ -68,10 +68,7 @@ class KTpFLParamsSettings(Settings):
 def distance_gradient(
     coefficients: NDArray[Any], products: NDArray[Any], shares: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return the gradient in c of ``Σ_n p_n ||Σ_m c[n, m] w_m - w_n||²``, ``2 p (c - I) W Wᵀ``.
-
-    Coefficients (N, N), rows on the simplex; `products` W Wᵀ, (N, N); shares p, (N,).
-    """
+    """Return the gradient in c of ``Σ_n p_n ||Σ_m c[n, m] w_m - w_n||²``, ``2 p (c - I) W Wᵀ``."""
     return 2 * shares[:, None] * ((coefficients - np.eye(len(coefficients))) @ products)
 
 

@@ -242,10 +242,7 @@ class PersFL(FedAvg):
         ]
 
     def personalized(self, clients: Iterable[int], model: Model) -> dict[int, Reply]:
-        """Let clients distill from their teachers; the final global model is a candidate.
-
-        A client that withholds its counts chooses a pair by itself, and reports none.
-        """
+        """Let clients distill from their teachers; the final global model is a candidate."""
         pairs = {PAIRS: ExpectedArray((len(self.settings.grid()), 2), "int32")}
         return self.round.ask(
             PERSONALIZE,

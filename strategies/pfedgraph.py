@@ -63,11 +63,7 @@ class PFedGraphSettings(Settings):
 def graph_rows(
     cosines: NDArray[np.float64], shares: NDArray[np.float64], size_weight: float
 ) -> NDArray[np.float64]:
-    """Return the rows of the graph, (R, R), on the simplex.
-
-    Cosines (R, R) are those of the clients' updates, shares p (R,) sum to 1, `size_weight` is
-    alpha.
-    """
+    """Return the rows of the graph, (R, R), by cosines (R, R), shares p (R,) and alpha."""
     similar = np.where(cosines > EQUAL, 1.0, cosines)
     rows = shares + similar / (2 * size_weight)
     return project_onto_simplex(rows, np.ones(len(rows)))
@@ -100,11 +96,7 @@ class PFedGraph(MixtureStrategy):
     settings: PFedGraphSettings
 
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
-        """Return the graph among some clients, shape (R, R).
-
-        A client whose size is unknown, in a run that an earlier version began, has weight 1 on
-        itself.
-        """
+        """Return the graph among some clients, shape (R, R)."""
         reported = {*self.round.trained, *self.round.new}
         joined = {n: model for n, model in models.items() if n in reported}
         sizes = self.weights_of(joined)

@@ -78,10 +78,7 @@ class ClassMeanStrategy(PersonalizedStrategy):
         }
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
-        """Clip long means, and scale counts above the size that counts for a client.
-
-        The limits are `update_cap`, against the median over clients, and `weight_cap`.
-        """
+        """Clip long means by `update_cap`, and scale counts above the client's size."""
         bounded = with_clipped_rows(
             replies, CLASS_MEANS, lambda reply: reply.arrays[CLASS_COUNTS] > 0, self.plan.update_cap
         )
@@ -113,10 +110,7 @@ def stacked(replies: Mapping[int, Reply]) -> tuple[NDArray[np.float32], NDArray[
 
 
 def mean_by_class(means: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
-    """Average class means (R, K, d) over clients, with separate weights (R, K) per class.
-
-    Weights are not negative. The result (K, d) is zero for a class with weight 0.
-    """
+    """Average class means (R, K, d) over clients, with separate weights (R, K) per class."""
     totals = weights.sum(axis=0)
     shares = weights / np.where(totals > 0, totals, 1)
     return (shares[..., None] * means).sum(axis=0)

@@ -274,10 +274,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         return np.stack([reply.arrays[PREDICTIONS] for reply in replies.values()])
 
     def mix(self, weights: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
-        """Mix predictions by the configured rule: (N, M) and (M, P, K) to (N, P, K).
-
-        Entries that were mixed one by one are scaled to rows with sum 1.
-        """
+        """Mix predictions (M, P, K) to (N, P, K) by weights (N, M) and the configured rule."""
         mixed = MIXINGS[self.settings.mixing](weights, predictions)
         return mixed if self.settings.mixing == "mean" else normalized_rows(mixed)
 

@@ -35,10 +35,7 @@ def mixture_loss(pair: Pair, images: Tensor, labels: Tensor, alpha: float | Tens
 
 @dataclass(frozen=True)
 class MixedLearning:
-    """The sum of both losses of APFL. Each has a gradient only for its own model.
-
-    `alpha` is the share of the private model in the mixture.
-    """
+    """The sum of both losses of APFL. Each has a gradient only for its own model."""
 
     alpha: float
 

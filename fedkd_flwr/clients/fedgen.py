@@ -17,10 +17,7 @@ from strategies.fedgen import COUNTS, GENERATOR, SHARES, FedGenSettings
 
 @dataclass(frozen=True)
 class GeneratedLearning:
-    """The cross-entropy on private samples, plus that of the head on generated features.
-
-    The latter is multiplied by `weight`.
-    """
+    """The cross-entropy on private samples, plus `weight` times that on generated features."""
 
     weight: float
 

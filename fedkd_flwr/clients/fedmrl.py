@@ -56,10 +56,7 @@ def with_head(model: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
 
 @dataclass(frozen=True)
 class NestedLoss:
-    """The cross-entropy of both heads, on the first d1 entries of r and on all of them.
-
-    That of the shared head is multiplied by m.
-    """
+    """The cross-entropy of both heads, with m for the one on the first d1 entries of r."""
 
     coarse_weight: float
 

@@ -21,10 +21,7 @@ def not_true(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NotTrueDistillation:
-    """Cross-entropy plus beta times distillation of the classes that are not a sample's label.
-
-    Both soft predictions have the temperature tau.
-    """
+    """Cross-entropy plus beta times distillation, at tau, of the other classes than the label."""
 
     beta: float
     temperature: float

@@ -93,10 +93,7 @@ class FedProtoClient(CommonWidthClient):
         return TrainReply(self.class_mean_arrays(entered), {"train-loss": mean_loss})
 
     def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
-        """Evaluate the nearest-prototype classifier, or the head if the settings say so.
-
-        It is the model with its head that is fine-tuned.
-        """
+        """Evaluate the nearest prototype, or the head, which is fine-tuned in both cases."""
         if self.settings.predict == "head":
             return Evaluated(self.model)
         known = self.prototypes(received)

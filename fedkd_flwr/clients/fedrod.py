@@ -17,10 +17,7 @@ from fedkd_flwr.models.vectors import copied_state
 
 
 class Decoupled(nn.Module):
-    """A global model, not copied, and a personal head on its features, to be trained together.
-
-    The head p has the shape of the model's own head.
-    """
+    """A global model and a personal head on its features, to be trained together, not copied."""
 
     def __init__(self, shared: nn.Module, head: nn.Linear) -> None:
         super().__init__()

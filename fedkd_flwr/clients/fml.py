@@ -12,10 +12,7 @@ from strategies.fml import FMLSettings
 
 @dataclass(frozen=True)
 class MutualLearning:
-    """The sum of both losses of FML. Each has a gradient only for its own model.
-
-    `alpha` and `beta` in [0, 1] weigh the labels for the private and for the shared model.
-    """
+    """The sum of both losses of FML. Each has a gradient only for its own model."""
 
     alpha: float
     beta: float

@@ -21,10 +21,7 @@ Serve = Callable[[Message, Context], Message]  # handles a message
 
 
 def log_work(message: Message, context: Context, serve: Serve) -> Message:
-    """Handle a message, and log what was done unless server and node are one user's.
-
-    A mod of Flower's ClientApp.
-    """
+    """Log what was done for a message unless server and node are one user's. A mod of ClientApp."""
     started_at = time.perf_counter()
     reply = serve(message, context)
     if not read_policy(context.node_config).trust_server:

@@ -11,10 +11,7 @@ from strategies.perfed_ckt import FIXED_SUBSET, PerFedCKTSettings
 
 
 def nearest_centroid(centroids: Tensor, predictions: Tensor) -> int:
-    """Return the centroid nearest to a client's predictions in squared L2 distance (Eq. 4).
-
-    Centroids (c, P, K), predictions (P, K).
-    """
+    """Return the centroid, of (c, P, K), nearest to predictions (P, K) in L2 distance (Eq. 4)."""
     return int((centroids - predictions).square().sum(dim=(1, 2)).argmin())
 
 

@@ -47,10 +47,7 @@ DIVERGENCES: dict[str, SoftLoss] = {"forward": kl_to_teacher, "reverse": kl_from
 
 @dataclass(frozen=True)
 class Imitation:
-    """``(1 - lambda) CE + lambda T² soft loss`` on labels and soft labels (Eqs. 3 and 7).
-
-    The soft loss is the KL divergence (Eq. 3) or the cross-entropy (Eq. 7).
-    """
+    """``(1 - lambda) CE + lambda T² soft loss`` on labels and soft labels (Eqs. 3 and 7)."""
 
     share: float
     temperature: float
@@ -179,12 +176,8 @@ class PersFLClient(ParameterClient):
     ) -> Candidate:
         """Train `model`, which is initialized with the teacher, for one pair of the grid (Eq. 3).
 
-        At lambda = 1 the gradient of a student that equals its teacher is zero. Unless the network
-        computes something else in training mode, the student is then the teacher itself. If the
-        settings validate it during training, its best state is returned.
-
-        `teacher_logits` (D_n, K) are on the training data; `imitation` is lambda. Raises
-        `DivergedError` if the loss is not finite, in training or on the validation data.
+        At lambda = 1 the gradient of a student that equals its teacher is zero: unless the network
+        computes something else in training mode, the student is the teacher itself.
         """
         if imitation == 1 and not (mixes_samples(self.model) or draws_while_training(self.model)):
             return self.candidate()
@@ -209,10 +202,7 @@ class PersFLClient(ParameterClient):
         return max(candidates, key=lambda candidate: candidate.validation.rank)
 
     def candidate(self) -> Candidate:
-        """Return the current `model` with its results.
-
-        Raises `DivergedError` if its loss on the validation data is not finite.
-        """
+        """Return the current `model` with its results."""
         validation = self.validated()
         require_finite(validation.loss)
         return Candidate(validation, self.test_result(), copied_state(self.model))

@@ -132,10 +132,7 @@ def _read_line(line: dict[str, float]) -> dict[str, float]:
 
 
 def epsilon_of_releases(lines: Sequence[Mapping[str, float]], delta: float) -> float:
-    """Return what releases of predictions and of labels have spent at `delta`.
-
-    The epsilons of randomized response, whose delta is 0, add to that of Gaussian noise.
-    """
+    """Return what releases of predictions and of labels have spent at `delta`."""
     noise = Counter(line[NOISE] for line in lines if NOISE in line and STEPS not in line)
     return epsilon_of(noise, delta) + math.fsum(line.get(PURE, 0.0) for line in lines)
 

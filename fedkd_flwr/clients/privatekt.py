@@ -20,8 +20,7 @@ class PrivateKTClient(KTpFLClient):
     ) -> TrainReply:
         """Reply with a label for each row of predictions, at most (A, K), and with nothing else.
 
-        Raises `PolicyError` if the message asks for more than A labels, each of which costs
-        epsilon/A, or if the release would exceed the node's budget.
+        More labels than A are refused: each costs epsilon/A.
         """
         if not len(predictions):
             return TrainReply()

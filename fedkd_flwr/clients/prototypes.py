@@ -49,10 +49,7 @@ class ClassMeanClient(PersonalClient):
             return super().features()
 
     def class_mean_arrays(self, values: Tensor) -> Arrays:
-        """Return class means and counts of values with one row per training sample, (D_n, d).
-
-        Classes that are too small for the node's policy are absent.
-        """
+        """Return class means and counts of values (D_n, d), without classes that are too small."""
         known = class_means(values, self.data.train_labels, self.data.classes)
         means, counts = without_hidden(*known, self.session.policy)
         return {CLASS_MEANS: means, CLASS_COUNTS: counts}

@@ -33,10 +33,7 @@ class Pair(nn.Module):
 
 
 def taught(logits: Tensor, labels: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """Return ``weight * CE + (1 - weight) * KL(teacher || student)``, for the student only.
-
-    Logits of the student and of the teacher (batch, K), labels (batch,), weight in [0, 1].
-    """
+    """Return ``weight * CE + (1 - weight) * KL(teacher || student)``, for the student only."""
     predictions = functional.softmax(teacher.detach(), dim=1)
     imitation = kl_to_teacher(logits, predictions, temperature=1.0)
     return weight * functional.cross_entropy(logits, labels) + (1 - weight) * imitation

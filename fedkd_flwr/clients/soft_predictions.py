@@ -37,10 +37,7 @@ class SoftPredictionClient(PersonalClient):
         return torch.softmax(self.predict(self.model, images) / temperature, dim=1)
 
     def answers(self, received: Arrays, images: Tensor, temperature: float) -> Tensor:
-        """Predict on the public samples (P, ...) that the message asks for.
-
-        Return soft predictions (A, K), rows on the simplex; no rows if nothing is asked for.
-        """
+        """Predict (A, K) on the public samples (P, …) that the message asks for, if any."""
         if ASKED in received:
             images = images[self._mask(ASKED, received)]
         if not len(images):
@@ -53,10 +50,7 @@ class SoftPredictionClient(PersonalClient):
     def release(
         self, predictions: Tensor, metrics: dict[str, float], server_round: int
     ) -> TrainReply:
-        """Reply with predictions (A, K), clipped and with noise if the settings ask for it.
-
-        Without rows, nothing is sent.
-        """
+        """Reply with predictions (A, K), clipped and with noise if the settings ask for it."""
         settings, wire = self.settings, self.settings.wire
         if not len(predictions):
             return TrainReply(metrics=metrics)

@@ -79,10 +79,7 @@ class SpiderClient(ParameterClient):
 
     @torch.no_grad()
     def decide(self, alpha: Tensor, edge: int) -> None:
-        """Keep the operation of an edge that matters most for the validation accuracy.
-
-        The edge's row of the architecture weights (edges, operations) is changed.
-        """
+        """Keep the operation of an edge that matters most for the validation accuracy."""
         row = alpha[edge].clone()
         candidates = torch.nonzero(row > PRUNED).flatten().tolist()
         without = []

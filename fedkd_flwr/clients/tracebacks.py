@@ -56,10 +56,7 @@ IN_OWN_CODE = re.compile(r"^(?:.*: )?Client (\d+) failed in own code: (.*?)(?:'>
 
 
 class ClientCodeError(RuntimeError):
-    """A failure of the user's own code in a client, which stops the run.
-
-    In one process the failure is the cause, and the traceback ends in the user's code.
-    """
+    """A failure of the user's own code in a client, which stops the run."""
 
 
 def stop_at_own_code(failures: Mapping[int, Exception]) -> None:

@@ -107,10 +107,7 @@ class SharedFolder:
         return cls(state_dir / TOGETHER / run_id)
 
     def write(self, memories: Mapping[int, Memory], server_round: int) -> None:
-        """Write the memories of clients that trained in a round, and remove those not needed.
-
-        Raises `OSError` if the disk refuses, and `DamagedMemoryError`.
-        """
+        """Write the memories of clients that trained in a round, and remove those not needed."""
         of_round = {
             str(client): memory
             for client, memory in sorted(memories.items())

@@ -23,10 +23,7 @@ class EarlyStopping:
     waited: int = 0
 
     def end_of(self, plan: RunPlan, row: Mapping[str, Any]) -> RunPlan:
-        """Record a round's row; return the plan, with one more round if it no longer improves.
-
-        That round is done like any last round: all clients are evaluated, models are exported.
-        """
+        """Record a round's row; return the plan, with one more round if it no longer improves."""
         # The last round of a run that was extended may not be one of those evaluated regularly.
         if plan.is_evaluated(row["round"]):
             self.note(row["round"], row.get("validation_accuracy_mean"))

@@ -266,10 +266,7 @@ class Exchange:
         return dict(sorted(valid.items()))
 
     def require_replies(self, num_valid: int, completed_rounds: int) -> None:
-        """Stop the run if a round has too few valid replies.
-
-        Raises `TooFewRepliesError` with reasons.
-        """
+        """Stop the run if a round has too few valid replies."""
         if num_valid >= self._min_replies:
             return
         reasons = "; ".join(

@@ -88,10 +88,7 @@ class RowObserver(Observer):
 def mean_metrics(
     replies: Iterable[Mapping[str, float]], metrics: Iterable[Metric]
 ) -> dict[str, float]:
-    """Return the means of averaged metrics over the clients that report them, as ``NAME_mean``.
-
-    `replies` are the metrics of each reply, `metrics` those that the method declares.
-    """
+    """Return the means of averaged metrics over the clients that report them, as ``NAME_mean``."""
     rows = list(replies)
     means = {}
     for metric in metrics:

@@ -29,10 +29,7 @@ class ServerModels(Protocol):
         """Return fresh weights; draw 0 of the first architecture is the initial global model."""
 
     def initial_shared(self, name: str = "", width: int = 0) -> Arrays:
-        """Return fresh weights of a shared model, drawn apart from those of private models.
-
-        A `width` other than 0 is reached by a projection before the head.
-        """
+        """Return fresh weights of a shared model, drawn apart, with a projection to any `width`."""
 
     def shapes(self, name: str) -> NDArray[Any]:
         """Return rows and columns of each weight of an architecture, (L, 2)."""

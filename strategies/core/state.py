@@ -61,10 +61,7 @@ def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
 
 
 def read_state(kind: type[AnyState], arrays: Arrays) -> AnyState:
-    """Return the state whose `named_arrays` were saved. Fields with a default may be missing.
-
-    Raises `OtherStateError` if an array is missing, or is not part of the state.
-    """
+    """Return the state whose `named_arrays` were saved. Fields with a default may be missing."""
     state: AnyState = _read(kind, _nested(arrays), "")
     for name in arrays.keys() - named_arrays(state).keys():
         raise OtherStateError(f"it holds {name}, which this version does not know")
