@@ -22,9 +22,7 @@ Differences from the paper
 - Accuracy is that of the model after local training.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count, takewhile
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -38,8 +36,9 @@ from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.settings_groups import SearchRange
+from strategies.core.state import named_arrays
 from strategies.method import Results
-from strategies.parameters import LibraryState, LibraryStrategy, Model, expected_model
+from strategies.parameters import LibraryState, LibraryStrategy, expected_model
 
 GAINS_OF_OTHERS = "gains-of-others"
 """Name of the array of gains of the received models, (M,), of any sign, padded with 0."""
@@ -62,38 +61,6 @@ class FedFomoSettings(Settings):
     models_sent: Annotated[int, SearchRange(1, 10)] = Field(default=5, ge=1)
     exploration: float = Field(default=0.3, ge=0, le=1)
     exploration_decay: float = Field(default=0.05, ge=0, le=1)
-
-
-@dataclass(frozen=True)
-class ReceivedModels:
-    """What a client receives before it trains."""
-
-    others: Sequence[Model]
-    """The last models of up to M other clients."""
-    initial: Model = field(default_factory=dict)
-    """The initial model; empty if the client has a model."""
-
-    def arrays(self) -> Arrays:
-        """Return the models as named arrays: each vector of the others by position and kind."""
-        others = {
-            vector_name(position, kind): vector
-            for position, model in enumerate(self.others)
-            for kind, vector in model.items()
-        }
-        return {**self.initial, **others}
-
-    @classmethod
-    def read(cls, arrays: Arrays, kinds: Collection[str]) -> "ReceivedModels":
-        """Read the models, each of some kinds of vectors, from the result of `arrays`."""
-        first, *_ = kinds
-        positions = takewhile(lambda position: vector_name(position, first) in arrays, count())
-        others = [{kind: arrays[vector_name(p, kind)] for kind in kinds} for p in positions]
-        return cls(others, {kind: arrays[kind] for kind in kinds if kind in arrays})
-
-
-def vector_name(position: int, kind: str) -> str:
-    """Return the name of a vector of one kind of the model of another client."""
-    return f"{position}/{kind}"
 
 
 def gains_of(
@@ -184,20 +151,14 @@ class FedFomo(LibraryStrategy):
         (row,) = self.state.affinities.at([partition_id], others)
         return [others[i] for i in chosen_models(row, settings.models_sent, epsilon, generator)]
 
-    def models_for(self, server_round: int, partition_id: int) -> ReceivedModels:
-        """Return what a client receives: models of others, and the initial model once.
-
-        The models of new clients are not stored, so their rounds tell whether they have it.
-        """
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the initial model once, and models of others, each vector by position and kind."""
         library = self.state.library
         others = [library[n] for n in self.others_for(server_round, partition_id)]
+        # The models of new clients are not stored, so their rounds tell whether they have it.
         is_new, later = partition_id in self.round.new, server_round > 1
         has_begun = later if is_new else partition_id in library
-        return ReceivedModels(others, {} if has_begun else self.state.model)
-
-    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the initial model once, and models of others."""
-        return self.models_for(server_round, partition_id).arrays()
+        return {**({} if has_begun else self.state.model), **named_arrays(dict(enumerate(others)))}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require the model and the gains of the models that were sent."""

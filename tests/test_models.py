@@ -200,21 +200,6 @@ def test_one_model_goes_to_all(rule: str) -> None:
     assert assign_models(["a"], rule, 3, sizes=[1, 0, 5]) == ["a"] * 3
 
 
-def test_assignment_errors() -> None:
-    with pytest.raises(ValueError, match="unknown assignment 'random'; choose one of cyclic, "):
-        assign_models(["a"], "random", 3)
-    with pytest.raises(ValueError, match="models is empty"):
-        assign_models([], "cyclic", 3)
-    with pytest.raises(ValueError, match="num_clients must be at least 1, got 0"):
-        assign_models(["a"], "cyclic", 0)
-    with pytest.raises(ValueError, match="'by-size' needs the size of every client"):
-        assign_models(["a"], "by-size", 3)
-    with pytest.raises(ValueError, match=r"needs 3 sizes of at least 0, got \[1, 2\]"):
-        assign_models(["a"], "by-size", 3, sizes=[1, 2])
-    with pytest.raises(ValueError, match=r"needs 3 sizes of at least 0, got \[1, 2, -1\]"):
-        assign_models(["a"], "by-size", 3, sizes=[1, 2, -1])
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_last_layer_is_the_head(name: str) -> None:
     model = built(name, COLOR, 7)

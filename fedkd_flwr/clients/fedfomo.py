@@ -14,14 +14,12 @@ from fedkd_flwr.models.vectors import (
     fill_from_vectors,
     fill_model,
     model_vectors,
-    tensors_by_kind,
 )
 from fedkd_flwr.training.loop import evaluate
-from strategies.core.declarations import BUFFERS
+from strategies.core.declarations import BUFFERS, WEIGHTS
 from strategies.fedfomo import (
     GAINS_OF_OTHERS,
     FedFomoSettings,
-    ReceivedModels,
     gains_of,
     weights_of,
 )
@@ -45,10 +43,11 @@ class FedFomoClient(ParameterClient):
 
     def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
         """Mix, train, and reply with the model and the gains of the other clients."""
-        models = ReceivedModels.read(received, tensors_by_kind(self.model))
         if not self.session.stored_model:
-            self.receive_model(models.initial)
-        others, last = models.others, model_vectors(self.model)
+            self.receive_model(received)
+        last = model_vectors(self.model)
+        number = sum(name.endswith(f"/{WEIGHTS}") for name in received)
+        others = [{kind: received[f"{n}/{kind}"] for kind in last} for n in range(number)]
         gains = self.weigh([*others, last])
         weights = weights_of(gains)
         fill_from_vectors(self.model, mean_of([*others, last], weights) if weights.any() else last)

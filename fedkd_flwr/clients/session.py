@@ -422,7 +422,7 @@ class Session:
 @lru_cache(maxsize=2)
 def assigned_models(models: ModelSettings, data: DataPlan) -> list[str]:
     """Return the architecture of every client of a run, by partition-id."""
-    sizes = None
+    sizes: list[int] = []
     if models.model_assignment == "by-size":
         sizes = [len(indices) for indices in client_indices(data)]
     return assign_models(models.models, models.model_assignment, data.num_clients, sizes, data.seed)

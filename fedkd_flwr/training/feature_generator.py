@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.training.loop import build_optimizer
-
 Generator = Mapping[str, Tensor]  # parameters by name; see `strategies.fedgen.FedGenState`
 
 
@@ -57,23 +55,3 @@ def generator_loss(
         ]
     )
     return teaching.sum(dim=0).mean() + diversity * sameness(features, noise)
-
-
-def train_feature_generator(
-    generator: dict[str, nn.Parameter],
-    heads: Sequence[nn.Linear],
-    shares: Tensor,
-    batches: Iterator[tuple[Tensor, Tensor]],
-    *,
-    diversity: float,
-    steps: int,
-    learning_rate: float,
-) -> None:
-    """Train a generator in place by Adam; see `generator_loss`."""
-    optimizer = build_optimizer("adam", generator.values(), learning_rate)
-    for _ in range(steps):
-        classes, noise = next(batches)
-        loss = generator_loss(generator, heads, shares, classes, noise, diversity)
-        optimizer.zero_grad()
-        loss.backward(inputs=list(generator.values()))  # type: ignore[no-untyped-call]
-        optimizer.step()

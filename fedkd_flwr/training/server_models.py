@@ -21,7 +21,7 @@ from fedkd_flwr.models.features import common_width, narrowest_width, with_commo
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.model_pool import SHARED_DRAW
 from fedkd_flwr.models.vectors import ALL, fill_from_vectors, matrix_shapes, model_vectors
-from fedkd_flwr.training.feature_generator import draws, train_feature_generator
+from fedkd_flwr.training.feature_generator import draws, generator_loss
 from fedkd_flwr.training.loop import (
     SGD,
     DivergedError,
@@ -139,15 +139,16 @@ class RunModels:
         heads = [copy.deepcopy(head_of(self._filled(self.names[0], m))).cpu() for m in models]
         tensors = {name: nn.Parameter(torch.tensor(part)) for name, part in generator.items()}
         draw = random_generator(self.run.plan.seed, "generated-on-server", server_round)
-        train_feature_generator(
-            tensors,
-            heads,
-            torch.from_numpy(shares).float(),
+        optimizer = build_optimizer("adam", tensors.values(), learning_rate)
+        of_heads, batches = (
+            torch.tensor(shares).float(),
             draws(tensors, class_shares, batch_size, draw),
-            diversity=diversity,
-            steps=steps,
-            learning_rate=learning_rate,
         )
+        for classes, noise in itertools.islice(batches, steps):
+            loss = generator_loss(tensors, heads, of_heads, classes, noise, diversity)
+            optimizer.zero_grad()
+            loss.backward(inputs=list(tensors.values()))  # type: ignore[no-untyped-call]
+            optimizer.step()
         trained = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
         if not all(np.isfinite(part).all() for part in trained.values()):
             log(WARNING, "Round %d: the training of the generator diverged", server_round)
@@ -168,9 +169,12 @@ class RunModels:
             name: torch.tensor(array, requires_grad=True) for name, array in generator.items()
         }
         pairs = [(torch.tensor(own), torch.tensor(classes)) for own, classes in sent]
-        train_prototype_generator(
-            tensors, pairs, margin=margin, epochs=epochs, learning_rate=learning_rate
-        )
+        optimizer = SGD(tensors.values(), learning_rate)
+        for own, classes in pairs * epochs:
+            optimizer.zero_grad()
+            loss = margin_loss(generated_prototypes(tensors), own, classes, margin)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
         trained = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
         return trained, generated_prototypes(tensors).detach().numpy()
 
@@ -209,21 +213,3 @@ def margin_loss(prototypes: Tensor, sent: Tensor, classes: Tensor, margin: float
     distances = ((sent[:, None] - prototypes[None]).square().sum(dim=-1) + 1e-12).sqrt()
     margins = margin * functional.one_hot(classes, len(prototypes))
     return functional.cross_entropy(-(distances + margins), classes)
-
-
-def train_prototype_generator(
-    generator: Mapping[str, Tensor],
-    sent: Sequence[tuple[Tensor, Tensor]],
-    *,
-    margin: float,
-    epochs: int,
-    learning_rate: float,
-) -> None:
-    """Train a generator in place, with one step of gradient descent per client and epoch."""
-    optimizer = SGD(generator.values(), learning_rate)
-    for _ in range(epochs):
-        for own, classes in sent:
-            optimizer.zero_grad()
-            loss = margin_loss(generated_prototypes(generator), own, classes, margin)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()

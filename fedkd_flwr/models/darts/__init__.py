@@ -9,15 +9,6 @@ computes all candidate operations, mixed by the softmax of architecture weights 
 are trained together with the network weights omega. The strongest operations form a `Genotype`,
 and a genotype defines a `FixedNetwork`. The caller decides how alpha and omega are trained.
 
-Averaging supernets
--------------------
-`alpha_normal`, `alpha_reduce`, the network weights, and the running means and variances of batch
-normalization are floating point. With weights that sum to one, all of them can be averaged in the
-same way. An averaged variance stays positive, but it ignores the differences between the networks'
-means. No network has produced the averaged statistics. They are a starting point, and each
-training batch moves them by a tenth towards its own. PyTorch's integer count of batches is not
-needed for that and is not sent.
-
 Differences from the paper
 --------------------------
 - Running statistics of batch normalization are kept and used in evaluation, so that the
