@@ -1,6 +1,7 @@
 """Settings of a run's models."""
 
 import tomllib
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -174,6 +175,7 @@ class ModelSettings(SettingsGroup):
         return self.model_copy(update=sizes)
 
     @property
+    @lru_cache  # noqa: B019 - a run has one of these settings
     def search_space(self) -> SearchSpace:
         """Size of the models ``darts`` and ``darts-fixed``; the standard one where it is open."""
         settings = SupernetSettings(
