@@ -35,11 +35,6 @@ def test_private_names_of_flower_exist(name):
     assert getattr(flower, name) is getattr(import_module(flower.HOMES[name]), name)
 
 
-def test_types_are_looked_up_in_the_same_places():
-    places = {(module, what) for what, module in flower.HOMES.items()}
-    assert imported_from_flower("strategies.core.flower") == places
-
-
 @pytest.mark.parametrize("home", ["flwr.supercore.elsewhere", "flwr.app"])
 def test_a_moved_name_of_flower_is_reported(home, monkeypatch):
     monkeypatch.delitem(vars(flower), "Run", raising=False)

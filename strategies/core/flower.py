@@ -10,26 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strategies.core.printable_text import PrintableMessages
-
-if TYPE_CHECKING:
-    from flwr.cli.config_utils import get_fab_metadata as get_fab_metadata
-    from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT as LOCAL_SUPERLINK_HTTP_API_PORT
-    from flwr.cli.utils import filter_paths_for_publish as filter_paths_for_publish
-    from flwr.common.config import parse_config_args as parse_config_args
-    from flwr.common.constant import ErrorCode as ErrorCode
-    from flwr.proto.node_pb2 import NodeInfo as NodeInfo
-    from flwr.supercore.cli import flower_superexec as flower_superexec
-    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND as TASK_TYPE_TO_COMMAND
-    from flwr.supercore.constant import TaskType as TaskType
-    from flwr.supercore.run import Run as Run
-    from flwr.supercore.superexec.plugin import AutoExecPlugin as AutoExecPlugin
-    from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
-    from flwr.supercore.utils import get_flwr_home as get_flwr_home
-    from flwr.superlink.grid import InMemoryGrid as InMemoryGrid
-    from flwr.supernode.cli import flwr_clientapp as flwr_clientapp
 
 HOMES = {
     "AutoExecPlugin": "flwr.supercore.superexec.plugin",
