@@ -31,7 +31,6 @@ SENTENCES = {
     "DataError": "its own data or the public set cannot be used",
     "DivergedError": "its training diverged",
     "ForgottenRunError": "it has removed its memory of the run (keep-runs)",
-    "LostTeachersError": "it has lost teacher predictions of earlier rounds",
     "MemoryError": "it has too little memory",
     "NodeConfigError": "its node config cannot be used",
     "OSError": "it cannot read or write a file",
