@@ -230,7 +230,11 @@ class FedKMA(SupernetStrategy):
 
 
 class FedKMAUniform(SupernetStrategy):
-    """FedKMA without knowledge sharing: M uniform (the paper's ablation, manner 3)."""
+    """FedKMA without knowledge sharing: M uniform (the paper's ablation, manner 3).
+
+    The paper's Table III calls this FedNAS, and has the same numbers in its row of SPIDER. The
+    method of He et al. is `strategies.fednas`.
+    """
 
     record = SupernetStrategy.record.derived(paper=replace(PAPER, part="manner 3"))
 

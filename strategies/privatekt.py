@@ -68,9 +68,10 @@ def keep_probability(epsilon: float, num_classes: int) -> float:
 def randomized(
     labels: NDArray[Any], num_classes: int, epsilon: float, draw: UniformDraws
 ) -> NDArray[np.uint16]:
-    """Return labels (A,) below K after randomized response, each with `epsilon`.
+    """Return labels (A,) below K after randomized response (Warner 1965, for K classes).
 
-    Draws that somebody else can repeat protect nothing.
+    Whatever the label is, no reply is more than ``e^epsilon`` times as likely as under another
+    label, if nobody can repeat the draws.
     """
     kept, drawn = draw((2, len(labels)))
     others = (drawn * num_classes).astype(np.uint16)

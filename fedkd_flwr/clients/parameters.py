@@ -1,4 +1,4 @@
-"""Base classes of clients that receive a model, train it and send it back."""
+"""Clients that receive a model, train it and send it back: base classes, and the shortest ones."""
 
 from collections.abc import Collection
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Base classes of clients that exchange class means or features of a common width."""
+"""Clients that exchange class means or heads of a common width: base classes, FedGH, LG-FedAvg."""
 
 from collections.abc import Collection
 from dataclasses import replace

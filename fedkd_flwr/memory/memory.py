@@ -1,4 +1,4 @@
-"""A client's memory: named groups of tensors, and named groups of numbers."""
+"""A client's memory: tensors and numbers by group; where it is kept, and states in it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping

@@ -1,4 +1,4 @@
-"""Building models by name, and finding out whether they fit the samples of custom data."""
+"""Models by name, custom ones too, and whether they fit the samples of custom data."""
 
 import inspect
 from collections.abc import Callable, Sequence

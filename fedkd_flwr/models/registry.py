@@ -1,4 +1,4 @@
-"""The models by name: to add one, write a builder and add a line to `MODELS`."""
+"""The models by name, and which client has which; to add one, add a line to `MODELS`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The jobs of a client's training: optimizer steps and predictions."""
+"""The jobs of a client's training, and how clients of a cohort are suspended at them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -127,7 +127,11 @@ class Modes(NamedTuple):
 
 
 class SuspendedClient(greenlet):
-    """A client of a cohort: it runs until its next job, and goes on with the job's result."""
+    """A client of a cohort: it runs until its next job, and goes on with the job's result.
+
+    It is a greenlet of one thread. PyTorch keeps gradient, inference and autocast modes per thread,
+    and its random generators per process: a switch exchanges them.
+    """
 
     def __init__(self, serve: Callable[[], Any], device: str) -> None:
         super().__init__(lambda _: serve())

@@ -1,4 +1,4 @@
-"""The local loop: batches, training, prediction, evaluation."""
+"""The local loop: optimizers, batches, training, prediction, evaluation."""
 
 import inspect
 import math

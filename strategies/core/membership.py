@@ -29,7 +29,11 @@ KEYS = "members/keys"
 
 
 class Owners:
-    """The keys that partitions belong to; none are bound with 0 partitions."""
+    """The public keys of nodes that partitions belong to: whoever took one first has it.
+
+    A SuperLink checks each message against the key of its node. With registered keys a node keeps
+    its key over restarts, else it draws one at each start. Grids without keys bind nothing.
+    """
 
     def __init__(self, num_partitions: int) -> None:
         self._num_partitions = num_partitions

@@ -25,7 +25,10 @@ Payload = Mapping[str, Array]
 
 
 def record_of(message: Message, name: str, kind: type[Record]) -> Record:
-    """Return a record of a message; an empty one if it has none of that name and kind."""
+    """Return a record of a message; an empty one if it has none of that name and kind.
+
+    Flower's own views collect all records of a kind whenever they are asked for.
+    """
     found = message.content.get(name) if message.has_content() else None
     return found if isinstance(found, kind) else kind()
 

@@ -1,4 +1,4 @@
-"""Discrete architectures, their text form, and the search space that they are in."""
+"""The size of a search, discrete architectures, and their text form; no network is built."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Candidate operations on the edges of a cell (DARTS, section 3.1.1 and appendix A.1.1)."""
+"""Candidate operations on the edges of a cell (DARTS, section 3.1.1), and parts of networks."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

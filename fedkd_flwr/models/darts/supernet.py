@@ -1,4 +1,4 @@
-"""The search network: every edge mixes all candidate operations (DARTS, section 2.2)."""
+"""The search network, whose edges mix all operations (DARTS, section 2.2), and fixed networks."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
