@@ -46,10 +46,7 @@ def plain_name(name: str) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, are on the disk.
-
-    Raises `OSError` if the disk refuses.
-    """
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
     if os.name == "nt" and path.is_dir():  # Windows opens no folders
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -65,11 +62,7 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 
 
 def lock_file(file: IO[Any], wait: bool = True) -> bool | None:
-    """Lock an open file against other processes, until it is closed. Windows has no such locks.
-
-    Return whether it is locked; False only without `wait`, None on a file system without locks.
-    Raises `OSError` if the disk refuses.
-    """
+    """Lock an open file until it is closed; None where the file system has no locks."""
     if sys.platform == "win32":
         return True
     try:
@@ -84,10 +77,7 @@ def lock_file(file: IO[Any], wait: bool = True) -> bool | None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, and wait until the names of new ones are on the disk.
-
-    Raises `OSError` if it cannot be made.
-    """
+    """Make a folder and those above it, and wait until the names of new ones are on the disk."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -120,11 +110,7 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, durable: bool = False) -> None:
-    """Write a text file so that a crash leaves the old one or the new one.
-
-    `durable` is as in `replacing`. Raises `OSError` if the file cannot be written, such as on a
-    full disk.
-    """
+    """Write a text file so that a crash leaves the old one or the new one."""
     with replacing(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -135,11 +121,7 @@ def write_arrays(
     metadata: Mapping[str, str] | None = None,
     durable: bool = True,
 ) -> None:
-    """Write a safetensors file so that a crash leaves the old one or the new one.
-
-    `durable` is as in `replacing`. Raises `OSError` if the file cannot be written, such as on a
-    full disk.
-    """
+    """Write a safetensors file so that a crash leaves the old one or the new one."""
     # safetensors writes the bytes of an array in the order in which they are in memory.
     in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with replacing(path, durable) as temporary:
@@ -147,22 +129,7 @@ def write_arrays(
 
 
 def save_file(arrays: Mapping[str, NDArray[Any]], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file array by array. The package's own function copies all of them first.
-
-    Parameters
-    ----------
-    arrays : mapping of str to ndarray
-        Contiguous arrays.
-    path : Path
-        The file.
-    metadata : mapping of str to str
-        Text stored with the arrays.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    """
+    """Write a safetensors file array by array; the package's function copies them all."""
     # The largest items come first, so that all are aligned.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}

@@ -21,22 +21,14 @@ SHORTEST_SAID = 60.0
 
 
 class DurationEstimate:
-    """Says once how long a run will take, if that is more than a minute.
-
-    The estimate is rough. It assumes that all clients take as long as those that replied first,
-    and leaves out evaluations and further exchanges of a round.
-    """
+    """Says once how long a run will take, if that is more than a minute."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
         self._is_made = False
 
     def trained(self, seconds: float, done: int, total: int) -> None:
-        """Estimate the duration, the first time that clients have trained.
-
-        Of `total` clients, `done` have trained, at least one, in the seconds since the first
-        exchange began.
-        """
+        """Estimate the duration, the first time that clients have trained."""
         if self._is_made:
             return
         self._is_made = True
@@ -92,10 +84,7 @@ SIMULATION_PAUSE = 0.05
 
 
 class FastPollingGrid(MessageGrid):
-    """A grid that polls for replies often at first, and less often the longer they take.
-
-    It wraps Flower's own.
-    """
+    """A grid that polls for replies often at first, and less often the longer they take."""
 
     is_federation = True
 
@@ -122,10 +111,7 @@ class FastPollingGrid(MessageGrid):
 
     @property
     def waited(self) -> dict[int, float]:
-        """Seconds from the start of the last exchange to the reply of each node, by node id.
-
-        Measured here, to the pause between two polls.
-        """
+        """Seconds from the start of the last exchange to the reply of each node, by node id."""
         return self._waited
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -173,11 +159,7 @@ class SimulationGrid(FastPollingGrid):
     is_federation = False
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the available replies.
-
-        Raises `ClientCodeError` if a client failed in the user's code, and the run is to stop
-        there.
-        """
+        """Return the available replies."""
         replies = list(super().pull_messages(message_ids))
         stop_at_reported_failures(replies)
         return replies

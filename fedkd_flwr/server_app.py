@@ -97,13 +97,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def with_connected_clients(grid: Grid, configuration: Configuration) -> Configuration:
-    """Replace ``num-clients = 0`` by the number of connected nodes.
-
-    Waits for at least `min-replies` nodes, and until their number no longer changes. A resumed run
-    keeps its number of clients. Raises `TooFewRepliesError` if too few nodes are connected in time;
-    `ConfigError` if the run is impossible with this number; `RunDirectoryError` if there is no run
-    to resume.
-    """
+    """Replace ``num-clients = 0`` by the number of connected nodes, once it no longer changes."""
     plan = configuration.run.plan
     if plan.num_clients:
         return configuration
@@ -129,10 +123,7 @@ def with_connected_clients(grid: Grid, configuration: Configuration) -> Configur
 
 
 def require_simulated(grid: Grid, num_clients: int) -> None:
-    """Refuse a simulation with fewer nodes than clients, since no others will connect.
-
-    Raises `TooFewRepliesError` if the federation has fewer nodes.
-    """
+    """Refuse a simulation with fewer nodes than clients, since no others will connect."""
     known, same_since = 0, time.monotonic()
     while 0 < (nodes := len(list(grid.get_node_ids()))) < num_clients:
         if nodes != known:
@@ -147,12 +138,7 @@ def require_simulated(grid: Grid, num_clients: int) -> None:
 
 
 def check_run(configuration: Configuration) -> None:
-    """Refuse an impossible run on this machine before any client starts.
-
-    Raises `DataError` if the data set is missing or the partition cannot be met;
-    `RunDirectoryError` if a folder cannot be written, or the run cannot be resumed; `ConfigError`
-    if a resumed run would have other settings, or a tracker is not installed.
-    """
+    """Refuse an impossible run on this machine before any client starts."""
     run = configuration.run
     run.trackers.require_installed()
     if not run.plan.num_clients:
@@ -176,12 +162,7 @@ def check_run(configuration: Configuration) -> None:
 def check_models(configuration: Configuration) -> None:
     """Refuse models that do not fit the run, by building one of each and training it for one step.
 
-    Custom models are built, and built-in ones where the data are custom, there is noise, or a
-    client trains on batches of one sample. Samples with missing values are refused, unless the
-    model is an estimator that takes them. A warning names custom models that return probabilities
-    instead of logits. Estimators are created. Raises `ConfigError` if a model cannot be imported,
-    built or trained, is not new at each call, does not fit the data, lacks the head that the method
-    needs, or mixes samples under DP-SGD.
+    Built-in ones are tried where the data are custom, there is noise, or a batch has one sample.
     """
     run, settings = configuration.run, configuration.settings
     shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
@@ -263,10 +244,7 @@ def _try_steps(model: nn.Module, name: str, run: RunConfig, samples: int) -> Non
 
 
 def check_server_data(configuration: Configuration) -> None:
-    """Refuse a run whose data, including the public set, is not available on this machine.
-
-    Raises `DataError` if the data set is missing or the partition cannot be met.
-    """
+    """Refuse a run whose data, including the public set, is not available on this machine."""
     run = configuration.run
     check_data(run.server_data_plan, run.plan.public_size if run.uses_public_data else 0)
 
@@ -276,10 +254,7 @@ def serve(
     configuration: Configuration,
     observer: Observer | None = None,
 ) -> Run:
-    """Run a method on a grid of clients and write the run directory.
-
-    The observer is told of the events of the run, after trackers.
-    """
+    """Run a method on a grid of clients and write the run directory."""
     run = configuration.run
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)

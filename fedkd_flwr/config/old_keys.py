@@ -17,17 +17,10 @@ from fedkd_flwr.methods import METHODS
 
 @dataclass(frozen=True)
 class OldKey:
-    """What became of a key.
+    """What became of a key: its name now, or what to do instead of setting it.
 
-    Attributes
-    ----------
-    new : str
-        Its name now, with the same values; empty if it was removed.
-    instead : str
-        What to do instead of setting a removed key, as part of a sentence.
-    neutral : bool, int, float, str or None
-        The value of a removed key with which a run had the numbers of a run without it; None if
-        every value had.
+    With the value `neutral`, a run had the numbers of one without a removed key; None if every
+    value had them.
     """
 
     new: str = ""
@@ -89,7 +82,7 @@ DIVIDED_KEYS = {"kt-pfl.coefficient-batch-size": "kt-pfl.public-batch-size"}
 
 
 def replacement(name: str) -> str:
-    """Return one sentence that says what to use instead of an old key; empty for other names."""
+    """Return one sentence that says what to use instead of an old key; else empty."""
     old = OLD_KEYS.get(name)
     if old is None:
         return ""
@@ -99,11 +92,7 @@ def replacement(name: str) -> str:
 
 
 def current_config(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded flat run config with the keys of this version.
-
-    Renamed keys have their new names, and `DIVIDED_KEYS` the value of their former key. Removed
-    keys are left out, except those of `lost_keys`, which stay as they are.
-    """
+    """Return a recorded flat run config in keys of this version; `lost_keys` stay."""
     lost = lost_keys(recorded)
     current = {key: value for key, value in recorded.items() if key not in OLD_KEYS or key in lost}
     for key, value in recorded.items():
@@ -128,11 +117,7 @@ def lost_keys(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def readable_config(current: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return a recorded run config without removed keys.
-
-    A custom method's table may lack some that it had from its base; these are left out where they
-    were neutral.
-    """
+    """Return a recorded run config without removed keys, also those of a custom table."""
     lost = lost_keys(current)
     inherited = {key.rpartition(".")[2]: old for key, old in OLD_KEYS.items() if "." in key}
 

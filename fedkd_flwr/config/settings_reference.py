@@ -46,10 +46,7 @@ NO_WORD = "?"
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a run config.
-
-    `allowed` is its range, or the allowed words; `on_nodes` what a node accepts without approval.
-    """
+    """One setting of a run config; `on_nodes` is what a node accepts without approval."""
 
     key: str
     default: str
@@ -60,10 +57,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Section:
-    """Settings that belong together.
-
-    `also_read` are keys that the methods read in the tables of other methods.
-    """
+    """Settings that belong together, and keys that their methods read in other tables."""
 
     title: str
     settings: list[Setting]
@@ -81,13 +75,7 @@ OF_OWN = Setting(
 
 
 def settings_reference(method: str = "") -> list[Section]:
-    """Return the settings of all runs and of every method, or those of one method alone.
-
-    In the whole reference each key is listed once, in its own table. Where settings of several
-    tables mean the same, the later ones refer to the first. A custom method is named as
-    ``module:object``; empty stands for all. Raises `ConfigError` if there is no such method, or a
-    custom one cannot be imported.
-    """
+    """Return the settings of all runs and methods, each in its own table; or of one method."""
     if not method:
         return _without_repetition([*_common_sections(), *_method_sections()])
     try:

@@ -32,10 +32,7 @@ OPTIONS = (
 
 
 def suggestions(name: str, known: Collection[str], own: Collection[str]) -> list[str]:
-    """Return the settings that a name may refer to, the most likely first.
-
-    Those of the table in the name have priority, then those of the chosen method.
-    """
+    """Return the settings that a name may refer to, those of its table first."""
     word = name.lower().replace("_", "-")
     if word in known:
         return [word]

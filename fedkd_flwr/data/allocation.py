@@ -18,10 +18,7 @@ Split = Callable[[Indices, int, DataSettings, np.random.Generator], list[Indices
 
 @dataclass(frozen=True, eq=False)
 class Supply:
-    """The samples that can be allocated.
-
-    The classes in the data set, and the samples of each: shape (K,).
-    """
+    """The classes of samples to allocate, and how many there are of each: shape (K,)."""
 
     classes: Indices
     available: Indices

@@ -43,10 +43,7 @@ def choose_classes(
 def choose_two_classes(
     num_clients: int, num_classes: int, generator: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Let each client have two random classes, by `choose_classes`.
-
-    Raises `DataError` if there is one class.
-    """
+    """Let each client have two random classes, by `choose_classes`."""
     if num_classes < 2:
         raise DataError(
             "each client gets two classes, and the data set has one; set partition to iid"

@@ -23,27 +23,11 @@ Parts = tuple[Indices, Indices, Indices]
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """The private data of one client and the public pool, on the device.
+    """The private data of one client and the public pool (pool, ...), on the device.
 
-    A part's samples are read and scaled when they are first used: a client that is never sampled
-    costs its positions alone.
-
-    Attributes
-    ----------
-    samples : ImageSet
-        As decoded; those of all clients, or a node's own.
-    positions : tuple of ndarray
-        Of the training, validation and test samples in `samples`.
-    scaling : Scaling
-        From decoded samples to what a model sees.
-    device : str
-        Where the tensors lie.
-    public_images : Tensor
-        Shape (pool, channels, height, width), float32: the public pool, which has no labels.
-    classes : int
-        K, the number of classes of the data set.
-    in_public : int
-        Number of samples of a node's own data that the public pool holds too, by content.
+    A part's samples are read and scaled when they are first used, so that a client that is never
+    sampled costs its positions alone. `in_public` counts a node's own samples that are in the pool
+    too.
     """
 
     samples: ImageSet

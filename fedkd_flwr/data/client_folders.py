@@ -64,10 +64,7 @@ class Owners:
 
 
 def places_of_clients(path: Path) -> list[Path]:
-    """Return the folder or file of each client, ``client_2`` before ``client_10``.
-
-    Raises `DataError` if there is none, or folders are parts of one data set.
-    """
+    """Return the folder or file of each client, ``client_2`` before ``client_10``."""
     if not path.is_dir():
         raise DataError(f"there is no folder {str(path)!r}")
     folders = subfolders(path)
@@ -87,10 +84,7 @@ def places_of_clients(path: Path) -> list[Path]:
 
 
 def files_of_clients(places: Sequence[Path]) -> list[list[Path]]:
-    """Return the tables or NumPy files of each client; nothing where they have images.
-
-    Raises `DataError` if some clients have files of another kind.
-    """
+    """Return the tables or NumPy files of each client; nothing where they have images."""
     found = [
         [place] if place.is_file() else tables_at(place) or _files_of(place, (*TABLES, *ARRAYS))
         for place in places
@@ -109,10 +103,7 @@ def files_of_clients(places: Sequence[Path]) -> list[list[Path]]:
 def owners_of_files(
     places: Sequence[Path], files: Sequence[Sequence[Path]], sizes: Sequence[int]
 ) -> Owners:
-    """Return whose the samples of all clients' files are, with the number of each file's.
-
-    Those of files named so, such as ``test.npz``, are for testing.
-    """
+    """Return whose samples are; those of files such as ``test.npz`` are for testing."""
     of_files = [(client, file) for client, own in enumerate(files) for file in own]
     clients = np.repeat([client for client, _ in of_files], sizes)
     is_test = np.repeat([part_kind(file.stem) == TEST for _, file in of_files], sizes)
@@ -125,10 +116,7 @@ def _files_of(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 
 
 def read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return samples and labels of a NumPy file with two arrays, such as ``x`` and ``y``.
-
-    Raises `DataError` if it cannot be read, or has other arrays.
-    """
+    """Return samples and labels of a NumPy file with two arrays, such as ``x`` and ``y``."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name.lower(): file[name] for name in file.files}

@@ -85,11 +85,7 @@ def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
 @reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def client_indices(plan: DataPlan) -> list[Indices]:
-    """Return the positions of each client's samples in the data set, from labels alone.
-
-    N sorted arrays; none holds a sample of another or of the held-out public set. Raises
-    `DataError` if the data set is missing or cannot be split as asked.
-    """
+    """Return the sorted positions of each client's samples, disjoint and not held out."""
     settings = plan.settings
     private, _ = _split_pool(plan)
     if len(private) < plan.num_clients:
@@ -111,10 +107,7 @@ def client_indices(plan: DataPlan) -> list[Indices]:
 
 
 def client_parts(plan: DataPlan, partition_id: int) -> Parts:
-    """Return the positions of a client's train, validation and test samples in the data set.
-
-    Raises `DataError` if the data set is missing, or cannot be split as asked.
-    """
+    """Return the positions of a client's train, validation and test samples in the data set."""
     known = _loaded(plan).parts
     if partition_id not in known:
         settings, own = plan.settings, client_indices(plan)[partition_id]
@@ -130,20 +123,14 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
 @reads_data
 @functools.lru_cache(maxsize=2)
 def load_private(settings: DataSettings) -> ImageSet:
-    """Return the whole private data set, after checking it against the settings.
-
-    Raises `DataError` if it cannot be loaded, or custom data have another shape or other classes.
-    """
+    """Return the whole private data set, after checking it against the settings."""
     everything = images_of(settings)
     settings.check_custom_data(tuple(everything.images.shape[1:]), everything.classes)
     return everything
 
 
 def public_pool_size(settings: DataSettings) -> int:
-    """Return how many samples the public set has, before an image is decoded.
-
-    Raises `DataError` if the public data set is missing or shares samples with the private one.
-    """
+    """Return how many samples the public set has, before an image is decoded."""
     if settings.public_dataset == NO_PUBLIC_SET:
         return 0
     if settings.public_dataset == HELD_OUT:
@@ -197,7 +184,7 @@ def scaling_of_plan(plan: DataPlan) -> Scaling:
     """Return how samples are scaled, private and public ones and those of all clients alike.
 
     ``auto`` standardizes by the training samples of all clients, or, where they are on nodes alone,
-    by the public set. Raises `DataError` if these cannot be loaded.
+    by the public set.
     """
     settings = plan.settings
     is_prepared = settings.dataset in DATASETS or settings.dataset.startswith(PFLLIB)
@@ -234,10 +221,7 @@ def _scaling_of_node(plan: DataPlan, own: Tensor, statistics: str) -> Scaling:
 @reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def hash_of_public_pool(plan: DataPlan) -> str:
-    """Return the hash of the whole public pool, by which machines compare their pools.
-
-    Empty without a public set.
-    """
+    """Return the hash of the whole public pool, by which machines compare their pools."""
     pool = public_pool(plan)
     return content_digest(pool) if len(pool) else ""
 
@@ -249,21 +233,14 @@ def _loaded(plan: DataPlan) -> _Loaded:
 
 
 def public_pool(plan: DataPlan) -> Tensor:
-    """Return the whole public pool, one tensor for all clients of the process.
-
-    Shape (pool, channels, height, width), float32 on the device; no rows without a public set.
-    Raises `DataError` if the public data set is missing or shares samples with the private one.
-    """
+    """Return the public pool, (pool, ...) float32; all clients share one tensor."""
     return _loaded(plan).public_images
 
 
 @reads_data
 @functools.lru_cache(maxsize=2)
 def public_samples(plan: DataPlan, size: int, server_round: int) -> Tensor:
-    """Return the public subset of a round, one tensor for all clients of the process.
-
-    Shape (P, channels, height, width), float32 on the device.
-    """
+    """Return the public subset of a round, (P, ...) float32; all clients share one tensor."""
     pool = public_pool(plan)
     subset = public_subset(len(pool), size, plan.seed, server_round)
     return pool[torch.from_numpy(subset).to(pool.device)]
@@ -278,11 +255,8 @@ def load_client(
 ) -> ClientData:
     """Return the data of one client; the second call costs nothing, up to `BYTES_KEPT`.
 
-    `data_path` is a node's own folder of images or Parquet file, as `load_node_data` takes it,
-    instead of a share of the data set. It is split by content, so that samples keep their part
-    while others come and go (`fedkd_flwr.data.content_split`). `statistics` is a file by which
-    it may be scaled, see `statistics_in`. Raises `DataError` if the data is
-    missing or cannot be split as asked.
+    `data_path` is a node's own data, which are split by content: samples keep their part while
+    others come and go. `statistics` is a file by which they may be scaled, see `statistics_in`.
     """
     plan = plan.at_node(data_path)
     loaded, key = _loaded(plan), (partition_id, data_path, grouping, statistics)

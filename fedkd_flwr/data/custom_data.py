@@ -40,12 +40,7 @@ class OwnArrays(NamedTuple):
 
 
 def call_for_data(name: str) -> OwnArrays:
-    """Call a function for its data.
-
-    It has to return the same data in the same order wherever it is called: samples, labels, and if
-    need be clients. Raises `DataError` if it cannot be imported or called, or returns anything
-    else; in one sentence.
-    """
+    """Call a function for its data, which have to be the same wherever it is called."""
     try:
         load = find_callable(name, SIGNATURE)
     except CustomObjectError as error:
@@ -59,10 +54,7 @@ def call_for_data(name: str) -> OwnArrays:
 
 
 def as_data_set(name: str, given: object) -> OwnArrays:
-    """Return samples, labels and clients, after checking them.
-
-    Raises `DataError` if they are something else; in one sentence.
-    """
+    """Return samples, labels and clients, after checking them."""
     if not isinstance(given, tuple | list) or len(given) not in (2, 3):
         raise DataError(f"{name} returned a {type(given).__name__}; it should be {SIGNATURE}")
     samples = _tensor(name, given[0])
@@ -72,10 +64,7 @@ def as_data_set(name: str, given: object) -> OwnArrays:
 
 
 def joined_data_set(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> OwnArrays:
-    """Return the samples and labels of several files as one data set, after checking them.
-
-    Raises `DataError` as of `as_data_set`, or if the files have samples of several shapes.
-    """
+    """Return the samples and labels of several files as one data set, after checking them."""
     shapes = sorted({samples.shape[1:] for samples, _ in pairs})
     if len(shapes) > 1:
         raise DataError(f"{name} has samples of several shapes: {shapes}")
@@ -83,10 +72,7 @@ def joined_data_set(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]
 
 
 def require_complete(samples: Tensor, name: str, model: str) -> None:
-    """Refuse missing values, which no network takes.
-
-    Raises `DataError` with their number.
-    """
+    """Refuse missing values, which no network takes."""
     if incomplete := int(samples.isnan().flatten(1).any(dim=1).sum()):
         raise DataError(
             f"{incomplete} of {len(samples)} samples of {name} have missing values, which {model} "
@@ -96,11 +82,7 @@ def require_complete(samples: Tensor, name: str, model: str) -> None:
 
 
 def content_digest(*tensors: Tensor) -> str:
-    """Return the SHA-256 of type, shape and content of tensors, 64 hexadecimal digits.
-
-    For example samples and labels of a data set, or public images: two nodes find out by it that
-    their pools differ.
-    """
+    """Return the SHA-256 of type, shape and content of tensors, to compare pools by."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

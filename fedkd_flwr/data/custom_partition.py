@@ -21,13 +21,9 @@ def call_for_partition(
     seed: int,
     positions: NDArray[np.int64],
 ) -> list[NDArray[np.int64]]:
-    """Call a function for a split, and check what it returns.
+    """Call a function for a split, and check that it returns it at a second call too.
 
-    It has to return the same split for the same arguments, wherever it is called. `positions` (n,)
-    are those of the samples in the data set, for a function that has such a parameter. Return N
-    sorted arrays of indices in `labels` (n,). Raises `DataError` if the function cannot be called,
-    or the split is none: another number of clients, a client without samples, an index out of
-    range, a sample of two clients, or another split at a second call.
+    `positions` (n,) are those of the samples in the data set, for a function with such a parameter.
     """
     try:
         split = find_callable(name, SIGNATURE)

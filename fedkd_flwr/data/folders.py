@@ -33,10 +33,7 @@ def by_number(path: Path) -> tuple[int, str]:
 
 
 def tables_at(path: Path) -> list[Path]:
-    """Return the tables at a path: a Parquet file, an Arrow folder, or a folder of those.
-
-    Empty where there is none, as in a folder of images.
-    """
+    """Return the tables at a path: a Parquet file, an Arrow folder, or a folder of those."""
     if path.is_file():
         return [path]
     folders = [path, *sorted(path.glob("*/"), key=by_number)]
@@ -45,12 +42,7 @@ def tables_at(path: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file of a labeled folder.
-
-    Its class is 0 without classes; `client` is in which of the clients' folders it lies, 0 in a
-    folder of one. `part` is of `fedkd_flwr.data.storage.PART_KINDS`, empty without parts. `path` is
-    that below the class folder, such as ``P07_scan3.png`` or ``P07/scan3.png``.
-    """
+    """An image of a labeled folder, its client and part, and its path in the class folder."""
 
     file: Path
     label: int = 0
@@ -71,10 +63,9 @@ class FoundImages:
 def find_images(path: Path, roots: Sequence[Path], data_format: DataFormat) -> FoundImages:
     """Return the images of folders with one folder a class, and their classes.
 
-    `roots` are `path` itself, or the folders of clients in it. Parts such as ``train`` and
-    ``Testing``, each with one folder a class, are pooled. Classes are numbered together, so that a
-    class that one part or client lacks does not shift the others. Raises `DataError` if there are
-    no class folders, one has files and no image, or folders may be those of clients.
+    `roots` are `path` itself, or the folders of clients in it. Parts such as ``train`` are pooled.
+    Classes are numbered together, so that one that a part or client lacks does not shift the
+    others.
     """
     if not data_format.labeled:
         return _find_unlabeled(roots)
@@ -114,11 +105,7 @@ def _find_unlabeled(roots: Sequence[Path]) -> FoundImages:
 
 
 def class_names(data_path: str, classes: int, label_column: str = "") -> list[str]:
-    """Return the names of a node's classes in the order of their numbers.
-
-    The names of the class folders, or those that a table records for its labels. Empty where
-    classes are numbered, or nothing names all of them.
-    """
+    """Return the names of a node's classes by their numbers; empty unless all of them have one."""
     path = Path(data_path).expanduser()
     if not data_path or not path.exists():
         return []
@@ -154,10 +141,7 @@ def _warn_of_merged(names: Mapping[Path, str]) -> None:
 
 
 def _names_of_classes(folders: Sequence[Path]) -> dict[Path, str]:
-    """Return the class of each folder: the first name that differs in case alone, in one form.
-
-    macOS writes ``é`` as two characters, and archives from Windows mix ``Ant`` and ``ant``.
-    """
+    """Return the class of each folder, the same for names that differ in case alone."""
     first: dict[str, str] = {}
     seen: dict[tuple[Path, str], Path] = {}
     names = {}
@@ -244,11 +228,7 @@ def _counted(suffixes: Counter[str]) -> list[str]:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Return the files with the suffix of an image, except hidden ones.
-
-    Links to folders are not followed, since a public folder could lead to the private images. A
-    warning names the first of them.
-    """
+    """Return the images below a folder. Links are not followed: they may lead to private ones."""
     return _files_in(folder)[0]
 
 

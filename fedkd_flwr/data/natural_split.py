@@ -29,12 +29,7 @@ Indices = NDArray[np.int64]
 
 
 def owners_of(settings: DataSettings) -> Owners:
-    """Return whose each sample of the data set is.
-
-    Folders or files of clients tell, the column ``client-column``, or a function that returns
-    clients beside samples and labels. Raises `DataError` if nothing does, or a row of the column is
-    empty.
-    """
+    """Return whose each sample of the data set is."""
     name = settings.dataset
     if settings.partition == BY_FILE:
         if not name.startswith(OF_CLIENTS):
@@ -95,9 +90,8 @@ def test_positions(settings: DataSettings) -> Indices:
 def names_of_clients(settings: DataSettings, num_clients: int, seed: int) -> list[Indices]:
     """Return which names among those of `owners_of` each client has, by their positions.
 
-    Of files, client n has the n-th. Of values, too, if there are as many clients as values; with
-    fewer clients the values are spread over them at random, and their numbers differ by at most
-    one. Raises `DataError` if there are more clients than names.
+    Of files, client n has the n-th. With fewer clients than values, these are spread over them at
+    random, and their numbers differ by at most one.
     """
     number = len(owners_of(settings).names)
     if num_clients > number:
@@ -117,11 +111,7 @@ def names_of_clients(settings: DataSettings, num_clients: int, seed: int) -> lis
 def split_naturally(
     settings: DataSettings, private: Indices, num_clients: int, seed: int
 ) -> list[Indices]:
-    """Split samples by their owners.
-
-    Return N sorted arrays of positions in `private`, which holds positions in the data set. Raises
-    `DataError` if owners cannot be told, or a client would have no sample.
-    """
+    """Split samples by their owners into N sorted arrays of positions in `private`."""
     owners = owners_of(settings)
     shares = []
     for own in names_of_clients(settings, num_clients, seed):

@@ -57,10 +57,7 @@ def numbers_in(
     owner: str,
     grouping: Grouping = UNGROUPED,
 ) -> NumberTable:
-    """Return the rows of some tables, which have the same columns in any order.
-
-    Raises `DataError` if columns are missing, hold something else, or could be meant otherwise.
-    """
+    """Return the rows of some tables, which have the same columns in any order."""
     schema, label, classes = tables[0].schema, "", [""]
     labels = np.zeros(sum(map(len, tables)), dtype=np.int64)
     if data_format.labeled:

@@ -22,11 +22,7 @@ TWO_GROUPS_SAMPLES = 450
 def partition_indices(
     labels: Indices, settings: DataSettings, num_clients: int, seed: int
 ) -> list[Indices]:
-    """Split samples over clients.
-
-    Return N sorted arrays of positions in `labels` (n,), none empty, no position in two. Raises
-    `DataError` if the split cannot be met.
-    """
+    """Split samples over clients: N sorted, disjoint arrays of positions, none empty."""
     split: Split = resolve_name(PARTITIONS[settings.partition])
     shares = split(labels, num_clients, settings, random_generator(seed, "partition"))
     if not all(map(len, shares)):

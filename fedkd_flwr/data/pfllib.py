@@ -31,11 +31,7 @@ NUMBERS = re.compile(r"[<>|=]?[biuf]\d{1,2}")
 
 
 def client_files(name: str) -> tuple[OwnArrays, Owners]:
-    """Return the samples in the files of a folder, training files first, and whose they are.
-
-    Clients are named by the numbers of their files. Raises `DataError` if a file is missing,
-    damaged, or holds anything but arrays of numbers.
-    """
+    """Return the samples in the files of a folder, training files first, and whose they are."""
     root = Path(name.removeprefix(PFLLIB))
     train, test = (_files_by_number(root / part) for part in PARTS)
     if not train or [path.name for path in train] != [path.name for path in test]:
@@ -111,10 +107,7 @@ class _Type:
 
 
 class _Array:
-    """Stands in for ``numpy.ndarray``.
-
-    Its content is an array of numbers, or what an array of type object with one entry holds.
-    """
+    """Stands in for ``numpy.ndarray``."""
 
     content: object = None
 
@@ -152,10 +145,7 @@ class _NumbersUnpickler(pickle.Unpickler):
     """Reads dicts, lists, numbers and arrays of numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in of a name.
-
-        Raises `pickle.UnpicklingError` if it has none.
-        """
+        """Return the stand-in of a name."""
         if (module, name) not in STAND_INS:
             raise pickle.UnpicklingError(f"{module}.{name} is refused, as it could run code")
         return STAND_INS[module, name]
@@ -163,10 +153,7 @@ class _NumbersUnpickler(pickle.Unpickler):
 
 @dataclass
 class _Plain:
-    """Converts what was read to values without stand-ins, at most some number of entries.
-
-    Each entry takes a byte of the file or more, unless lists hold one another several times.
-    """
+    """Converts what was read to values without stand-ins, at most some number of entries."""
 
     most: int
 

@@ -29,11 +29,7 @@ class DataRecord:
 
 
 def data_digests(plan: DataPlan) -> dict[str, str]:
-    """Return SHA-256 digests by which other data, or another split, are noticed.
-
-    ``split`` for the clients' samples, by their positions in the data set; ``dataset`` and
-    ``public-dataset`` for the content of data that are not built in.
-    """
+    """Return SHA-256 digests by which another split, or other content of own data, is noticed."""
     settings = plan.settings
     digests = {"split": _digest_of_indices(client_indices(plan))}
     if settings.dataset not in DATASETS:
@@ -47,10 +43,7 @@ def data_digests(plan: DataPlan) -> dict[str, str]:
 
 
 def split_record(plan: DataPlan) -> list[dict[str, Any]]:
-    """Return a line for each client: how many samples it holds, and a digest of which.
-
-    With a split by a column or by files also the values, or the folder or file, of the client.
-    """
+    """Return a line for each client: how many samples it holds, and a digest of which."""
     rows: list[dict[str, Any]] = [
         {"partition_id": n, "samples": len(indices), "sha256": _digest_of_indices([indices])}
         for n, indices in enumerate(client_indices(plan))

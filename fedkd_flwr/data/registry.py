@@ -34,19 +34,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from and what it holds.
-
-    Attributes
-    ----------
-    hub_id : str
-        Name on the Hugging Face hub, and folder in a data root; empty for the bundled digits.
-    image_column, label_column : str
-        Columns of the images and of their classes.
-    shape : tuple of int
-        Channels, height and width; empty where the images tell.
-    classes : int
-        K, the number of classes; 0 where the labels tell.
-    """
+    """Where a data set comes from and what it holds; what is empty or 0 is found in the data."""
 
     hub_id: str
     image_column: str
@@ -109,23 +97,7 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class DataFormat:
-    """What a run config says about data that are not built in.
-
-    Attributes
-    ----------
-    image_column, label_column : str
-        Columns of images and classes where the data has them; empty to find them.
-    shape : tuple of int
-        Shape that images are brought to; empty for their median height and width.
-    classes : int
-        K; 0 to find it in the labels.
-    labeled : bool
-        Whether classes are needed; public data needs none.
-    feature_columns : tuple of str
-        Columns of numbers that make a sample; empty for all of a table without images.
-    client_column : str
-        Column that names clients, and so is none of the former.
-    """
+    """What a run config says about own data; what is empty or 0 is found in them."""
 
     image_column: str = ""
     label_column: str = ""
@@ -137,11 +109,7 @@ class DataFormat:
 
 
 def dataset_name(name: str) -> str:
-    """Return a data set's name, with the absolute path of a folder.
-
-    Raises `NoneOfTheAllowedError` if it is neither of `DATASETS`, nor ``hf:ORG/NAME``,
-    ``folder:PATH``, ``clients:PATH``, ``pfllib:PATH`` or ``module:object``.
-    """
+    """Return a data set's name, with the absolute path of a folder."""
     for prefix in ON_DISK:
         if name.startswith(prefix) and name != prefix:
             return f"{prefix}{Path(name.removeprefix(prefix)).expanduser().absolute()}"
@@ -181,10 +149,7 @@ def hub_id_of(name: str) -> str:
 
 
 def find_source(name: str) -> Source:
-    """Return the data set of a name.
-
-    Raises `DataError` if no data set has that name.
-    """
+    """Return the data set of a name."""
     if name not in DATASETS:
         raise DataError(f"unknown data set {name!r}; allowed are {', '.join(DATASETS)}")
     return DATASETS[name]
@@ -215,10 +180,7 @@ def reads_data(function: CachedFunction) -> CachedFunction:
 
 
 def forget_changed_folders(*names: str) -> None:
-    """Forget all data that were read if one of these data sets has changed since the last call.
-
-    Only data on this machine count, such as ``folder:PATH``.
-    """
+    """Forget all data that were read if the folder of one of these data sets has changed."""
     folders = [Path(name.partition(":")[2]) for name in names if name.startswith(ON_DISK)]
     now = {folder.resolve(): _signature(folder) for folder in folders}
     if any(_SIGNATURES.get(folder, signature) != signature for folder, signature in now.items()):

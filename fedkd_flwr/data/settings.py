@@ -244,10 +244,7 @@ class DataSettings(SettingsGroup):
         )
 
     def check_custom_data(self, shape: Shape, classes: int) -> None:
-        """Refuse custom data that contradict ``image-shape`` or ``num-classes``.
-
-        Raises `DataError` with what is found.
-        """
+        """Refuse custom data that contradict ``image-shape`` or ``num-classes``."""
         if shape != self.image_shape:
             raise DataError(
                 f"{self.dataset} has samples {shape}; image-shape is {self.configured_shape}"

@@ -93,22 +93,12 @@ class ImageSet:
 
 
 def load_labels(name: str, data_root: str = "", data_format: DataFormat = ANY) -> NDArray[np.int64]:
-    """Return the classes of all samples without decoding an image.
-
-    Without a `data_root` they come from the Hugging Face hub. Shape (n,), int64, read-only, in the
-    order of `load_images`. Raises `DataError` if the data set is unknown, missing, or holds classes
-    it should not.
-    """
+    """Return the classes of all samples, (n,) int64, without decoding an image."""
     return _load_labels(name, data_root, _concerning(name, data_format))
 
 
 def load_images(name: str, data_root: str = "", data_format: DataFormat = ANY) -> ImageSet:
-    """Return a whole data set, decoded; the second call in a process costs nothing.
-
-    What is decoded from image files is kept on disk (`fedkd_flwr.data.cache`), from where other
-    processes have it. Raises `DataError` if the data set is unknown or missing, or an image cannot
-    be decoded.
-    """
+    """Return a whole data set, decoded; the cache on disk has it for other processes."""
     return _load_images(name, data_root, _concerning(name, data_format))
 
 
@@ -381,14 +371,10 @@ def load_node_data(
     data_format: DataFormat = ANY,
     grouping: Grouping = UNGROUPED,
 ) -> OwnData:
-    """Load a node's own images: a folder with one folder per class, or one Parquet file.
+    """Load a node's own data: a folder with one folder per class, a table, or a function.
 
-    Folders are classes by their number when all names are numbers; else by alphabetical order, and
-    then there must be one for every class, if need be empty, so that all nodes number the classes
-    alike. A Parquet file has the columns of the Hugging Face hub: ``image`` or ``img``, and
-    ``label`` or ``fine_label``. The path may also be a function, see
-    `fedkd_flwr.data.custom_data.call_for_data`. Raises `DataError` if there is nothing at `path`, a
-    class is none of the K, an image is unreadable, or a sample's group cannot be told.
+    Folders are classes by their number when all names are numbers. Else alphabetical order counts,
+    and there must be one for every class, so that all nodes number the classes alike.
     """
     name, path = str(path), Path(path).expanduser()
     if is_custom(name) and not path.exists():
@@ -439,11 +425,7 @@ def _own_numbers(table: "NumberTable", data_format: DataFormat) -> OwnData:
 
 @dataclass(eq=False)
 class _Files:
-    """The images of a folder or a table as files, with their names for messages and classes.
-
-    ``parts`` and ``clients`` are those of `fedkd_flwr.data.folders.ImageFile`, ``groups`` the keys
-    of `OwnData` where samples have groups.
-    """
+    """The images of a folder or a table as files, with their names for messages and classes."""
 
     encoded: list[bytes] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -531,10 +513,7 @@ BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
 
 
 def bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
-    """Return scikit-learn's digits, (1797, 1, 8, 8) uint8, and their classes.
-
-    The file is read as it lies: importing scikit-learn for it takes seconds.
-    """
+    """Return scikit-learn's digits, (1797, 1, 8, 8) uint8, and their classes."""
     path = distribution("scikit-learn").locate_file(BUNDLED_DIGITS)
     rows = np.loadtxt(str(path), delimiter=",", dtype=np.uint8)
     brightness = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).round()
@@ -544,10 +523,7 @@ def bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
 @reads_data
 @functools.cache
 def count_classes(name: str, data_root: str, data_format: DataFormat) -> int:
-    """Return the largest class of a data set plus one; see `load_labels`.
-
-    Raises `DataError` as `load_labels` does, or if there is one class, or more than `MOST_CLASSES`.
-    """
+    """Return the largest class of a data set plus one; see `load_labels`."""
     classes = int(load_labels(name, data_root, data_format).max()) + 1
     if classes < 2:
         raise DataError(f"{name} has labels of one class; a model needs at least two")

@@ -25,11 +25,7 @@ Column: TypeAlias = "pa.ChunkedArray[Any]"
 
 
 def read_column(hub_id: str, column: str, data_root: str = "") -> list[Column]:
-    """Return one column of each part of a data set, train part first.
-
-    The parts may store it in different types, such as int32 and int64. Raises `DataError` if the
-    data set or the column is missing, or a file is damaged.
-    """
+    """Return one column of each part of a data set, train part first; their types may differ."""
     if not data_root:
         return _read_hub(hub_id, column)
     return [read_parquet(path, column) for path in parquet_files(hub_id, data_root)]
@@ -80,10 +76,7 @@ DELIMITERS = ",;\t|"
 
 
 def tables_of(hub_id: str, data_root: str = "") -> list[pa.Table]:
-    """Return the parts of a data set of the hub or of a data root, whole, train part first.
-
-    Raises `DataError` if the data set is missing or damaged.
-    """
+    """Return the parts of a data set of the hub or of a data root, whole, train part first."""
     if data_root:
         return [read_table(path) for path in parquet_files(hub_id, data_root)]
     return [part.with_format("arrow")[:] for part in _parts_on_hub(hub_id)]
@@ -97,10 +90,7 @@ KNOWN_COLUMNS = {IMAGES: ("image", "img"), LABELS: ("label", "fine_label", "clas
 
 
 def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
-    """Return the columns of a data set of the hub, or of a data root.
-
-    Raises `DataError` if the data set is missing or damaged.
-    """
+    """Return the columns of a data set of the hub, or of a data root."""
     if data_root:
         with _parquet(parquet_files(hub_id, data_root)[0]) as file:
             return file.schema_arrow
@@ -108,10 +98,7 @@ def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
 
 
 def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
-    """Return the column of images.
-
-    A public set may have other columns than the private one that the settings describe.
-    """
+    """Return the column of images; a public set may have another than the private one."""
     wanted = data_format.image_column
     is_named = data_format.labeled or wanted in schema.names
     fitting = [field.name for field in schema if holds_files(field.type)]
@@ -119,11 +106,7 @@ def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
 
 
 def find_label(schema: pa.Schema, data_format: DataFormat, owner: str, is_image: bool) -> str:
-    """Return the column of classes.
-
-    Beside images, whole numbers may be classes; in a table of numbers only names may be. Raises
-    `DataError` if there is no such column, or none or several fit.
-    """
+    """Return the column of classes. Whole numbers are classes beside images alone."""
     others = (data_format.client_column, *data_format.feature_columns)
     fitting = [
         field.name
@@ -163,10 +146,7 @@ def holds_files(column: pa.DataType) -> bool:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Return a Parquet or CSV file, or a folder as ``Dataset.save_to_disk`` writes it.
-
-    Raises `DataError` if it cannot be read.
-    """
+    """Return a Parquet or CSV file, or a folder as ``Dataset.save_to_disk`` writes it."""
     if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
         return _read_text(path)
     if path.is_file():
@@ -204,10 +184,7 @@ def _read_text(path: Path) -> pa.Table:
 
 
 def names_of_labels(path: Path, label_column: str) -> list[str]:
-    """Return the names of the classes in a table, by number; empty where they have none.
-
-    Raises `DataError` if the table cannot be read, or has no column of classes.
-    """
+    """Return the names of the classes in a table, by number; empty where they have none."""
     table = read_table(path)
     is_image = any(holds_files(field.type) for field in table.schema)
     data_format = DataFormat(label_column=label_column)
@@ -217,11 +194,7 @@ def names_of_labels(path: Path, label_column: str) -> list[str]:
 
 
 def recorded_names(schema: pa.Schema, column: str) -> list[str]:
-    """Return the names of classes that a schema records for a column, by number.
-
-    Hugging Face writes the features of a data set into the metadata of its schema; a column of the
-    feature ``ClassLabel`` has names. Empty where there are none.
-    """
+    """Return the names of classes that Hugging Face wrote into a schema's metadata."""
     try:
         recorded = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         names = recorded["info"]["features"][column]["names"]
@@ -231,11 +204,7 @@ def recorded_names(schema: pa.Schema, column: str) -> list[str]:
 
 
 def encoded_images(column: Column) -> list[bytes]:
-    """Return the files in an image column: structs with a field ``bytes``, or bytes.
-
-    Raises `DataError` if the column holds something else, such as names of files, or a row has no
-    image.
-    """
+    """Return the files in an image column: structs with a field ``bytes``, or bytes."""
     if not holds_files(column.type):
         raise DataError(
             f"the image column holds {column.type}; it should hold image files, as bytes or as "
@@ -331,10 +300,7 @@ def require_column(schema: pa.Schema, column: str, owner: str) -> None:
 
 
 def values_in(column: Column, owner: str) -> list[str] | list[int]:
-    """Return the values of a column of text or whole numbers.
-
-    Raises `DataError` if it holds something else, or a row is empty.
-    """
+    """Return the values of a column of text or whole numbers."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not (_holds_text(column.type) or pa.types.is_integer(column.type)):
@@ -346,10 +312,7 @@ def values_in(column: Column, owner: str) -> list[str] | list[int]:
 
 
 def groups_in(table: pa.Table, column: str) -> list[str]:
-    """Return the group of each row of a table, as its column of groups names it; empty without one.
-
-    Raises `DataError` if the table has no such column, or a row has no group.
-    """
+    """Return the group of each row of a table by its column of groups; empty without one."""
     if not column:
         return []
     if column not in table.schema.names:

@@ -165,12 +165,7 @@ def _read_changed_folders_again(configuration: Configuration) -> None:
 
 
 def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
-    """Return the config with absolute folders, and with a new run directory if it names none.
-
-    Clients save their memory in the run directory, so that the run can be continued. With
-    ``num-clients = 0`` the run has a client for each value of ``client-column``, or for each folder
-    or file of ``clients:PATH`` and ``pfllib:PATH``.
-    """
+    """Return the config with absolute folders, and with a new run directory if it names none."""
     configuration = with_natural_clients(configuration)
     run = configuration.run
     path = absolute(run.output_dir or default_run_directory(configuration, parent))
@@ -179,11 +174,7 @@ def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
 
 
 def with_natural_clients(configuration: Configuration) -> Configuration:
-    """Return the config with a client for each value of ``client-column``, or each file of clients.
-
-    It is unchanged unless it leaves N open. Raises `DataError` if the data set has no such column,
-    or no such files.
-    """
+    """Return the config with a client for each owner of samples, if it leaves N open."""
     data, plan = configuration.run.data, configuration.run.plan
     if plan.num_clients or data.partition not in (BY_COLUMN, BY_FILE):
         return configuration
@@ -198,13 +189,7 @@ def resumed(
     changes: Mapping[str, Any] | None = None,
     allow_code: str | Iterable[str] = (),
 ) -> Configuration:
-    """Return the config with which a run is continued.
-
-    The directory may have been moved. `check_run` refuses changes that may not be. Code in
-    `changes` may be named in any case. Raises `RunDirectoryError` if there is no run, it is
-    damaged, or it names code that the user has not named; `ConfigError` if the changes are not
-    valid, or name another directory.
-    """
+    """Return the config with which a run is continued."""
     stopped = load_run(path, allow_code)
     require_same_objects(stopped, changes or {})
     place = {"output-dir": str(stopped.path)}
@@ -271,10 +256,7 @@ CHECKS: dict[str, Callable[[Configuration, Mapping[str, Any] | None], None]] = {
 
 
 def find_engine(name: str) -> Engine:
-    """Return the engine of a name.
-
-    Raises `ConfigError` if there is none; with the allowed names.
-    """
+    """Return the engine of a name."""
     if name not in ENGINES:
         starts = [engine for engine in ENGINES if name and engine.startswith(name.lower())]
         close = starts or difflib.get_close_matches(name.lower(), ENGINES, n=1)
@@ -289,8 +271,5 @@ def find_engine(name: str) -> Engine:
 def check_engine(
     name: str, configuration: Configuration, resources: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse a run that an engine cannot start on this machine.
-
-    Raises `ConfigError` with one sentence; the engine itself would raise the same.
-    """
+    """Refuse a run that an engine cannot start on this machine."""
     CHECKS[name](configuration, resources)

@@ -24,11 +24,10 @@ START_SECONDS = 60.0
 
 @contextmanager
 def superlink(folder: Path) -> Iterator[dict[str, str]]:
-    """Start a local SuperLink on free ports, and stop it at the end.
+    """Start a local SuperLink on free ports, and stop it at the end; yield its environment.
 
     Flower would start one itself on a fixed port and leave it running, with the working directory
-    and environment of its first caller. `folder` becomes its FLWR_HOME. Yield the environment in
-    which ``flwr`` finds it.
+    and environment of its first caller.
     """
     http_port, control_port = free_port(), free_port()
     env = {
@@ -59,10 +58,7 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return the environment for Flower's programs: no telemetry and no check for updates.
-
-    A user who has set these variables decides.
-    """
+    """Return the environment for Flower's programs: no telemetry and no check for updates."""
     return {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **os.environ}
 
 
@@ -141,30 +137,19 @@ ADDRESS = f"127.0.0.1:{LOCAL_SUPERLINK_HTTP_API_PORT}"
 
 @dataclass(frozen=True)
 class StoppedSuperLink:
-    """A background SuperLink that was stopped.
-
-    `may_have_run` says whether a run's process was alive, so that a run was executing or had just
-    finished.
-    """
+    """A background SuperLink that was stopped."""
 
     process_id: int
     may_have_run: bool
 
 
 def stop_background_superlinks() -> list[StoppedSuperLink]:
-    """Stop the background SuperLink of this user, and the processes that it started.
-
-    Return what was stopped; empty if none was running. Raises `psutil.AccessDenied` if the
-    operating system does not let this user stop it.
-    """
+    """Stop the background SuperLink of this user, and the processes that it started."""
     return [_stop(process) for process in _background_superlinks()]
 
 
 def is_background_superlink(command_line: list[str]) -> bool:
-    """Return whether a command line is that of the SuperLink that ``flwr run`` starts.
-
-    The interpreter may come first.
-    """
+    """Return whether a command line is that of the SuperLink that ``flwr run`` starts."""
     programs = [Path(argument).stem for argument in command_line[:2]]
     options = dict(pairwise(command_line))
     return (

@@ -54,12 +54,7 @@ def model_card(
     metrics: Mapping[str, float],
     shared_model: str = "",
 ) -> dict[str, Any]:
-    """Return the metadata that a reader of a model's weights needs.
-
-    `data_path` is the client's own data, whose folders name the classes; empty for a share of the
-    data set. `scaling` is how its samples were scaled. `shared_model` is the architecture of a
-    second model, if the file holds an `Ensemble` of both.
-    """
+    """Return the metadata that a reader of a model's weights needs."""
     card: dict[str, Any] = {
         "model": model_name,
         "run-id": run_id,
@@ -87,11 +82,7 @@ def model_card(
 
 
 def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: Path) -> Path:
-    """Write a model and its card, both completely or not at all.
-
-    The folder gets ``<partition-id>.safetensors``, which is returned, and ``<partition-id>.json``;
-    it is made if missing. The files are for their owner alone.
-    """
+    """Write a model and its card, both completely or not at all."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{card['partition-id']}.safetensors"
     # Clones: the format has no tensors that share memory, as two buffers may.
@@ -114,11 +105,7 @@ def round_folder(folder: Path, server_round: int) -> Path:
 
 
 def models_of_round(folder: str | Path, server_round: int) -> dict[int, Path]:
-    """Return each client's model at the end of a round, of a run with ``keep-best``.
-
-    The best round is ``summary["validation_round"]["round"]``. By partition-id; of a client that
-    was not evaluated in that round, the model before it.
-    """
+    """Return each client's model at the end of a round, of a run with ``keep-best``."""
     files: dict[int, Path] = {}
     for file in sorted(Path(folder).expanduser().glob("round-*/*.safetensors")):
         if _round_of(file) <= server_round:
@@ -127,10 +114,7 @@ def models_of_round(folder: str | Path, server_round: int) -> dict[int, Path]:
 
 
 def keep_only_best(folder: Path, partition_id: int, best_round: int) -> None:
-    """Remove a client's models of all rounds but the best so far, before it writes another.
-
-    A best round of 0 stands for none.
-    """
+    """Remove a client's models of all rounds but the best so far, before it writes another."""
     files = sorted(folder.glob(f"round-*/{partition_id}.safetensors"))
     kept = [file for file in files if _round_of(file) <= best_round][-1:]
     for file in files:
@@ -173,11 +157,7 @@ def _round_of(file: Path) -> int:
 
 
 def read_card(path: str | Path) -> dict[str, Any]:
-    """Return the card beside a personalized model.
-
-    Raises `FileNotFoundError` if the weights or the card are missing; `ValueError` if the card is
-    cut off, or is no card.
-    """
+    """Return the card beside a personalized model."""
     weights = Path(path).expanduser()
     described = weights.with_suffix(".json")
     for file in (weights, described):
@@ -288,11 +268,7 @@ def load_model(
 
 
 def require_shapes(build: Callable[[], nn.Module], weights: Path) -> None:
-    """Refuse a model with other tensors than its file, before it takes memory.
-
-    A card may come from somebody else, and name a shape for which a model has gigabytes. Raises
-    `RuntimeError` as of ``load_state_dict``.
-    """
+    """Refuse a model with other tensors than its file, before it takes memory."""
     with safe_open(weights, "pt") as file:
         empty = {
             name: torch.empty(file.get_slice(name).get_shape(), device="meta")
@@ -304,10 +280,7 @@ def require_shapes(build: Callable[[], nn.Module], weights: Path) -> None:
 
 
 def exported_models(models: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the models of all runs below a node's folder with their cards, by run and round.
-
-    A warning names a model that is left out, since its card is missing or cut off.
-    """
+    """Yield the models of all runs below a node's folder with their cards, by run and round."""
     for path in sorted(models.glob("*/round-*/*.safetensors")):
         try:
             yield path, read_card(path)

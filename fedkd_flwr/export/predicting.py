@@ -18,11 +18,7 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says about one image.
-
-    The label is the class's number if the card names none. The probability is the softmax of the
-    logits at that class.
-    """
+    """What a model says about one image."""
 
     file: Path
     label: str
@@ -30,10 +26,7 @@ class Prediction:
 
 
 def files_at(paths: Sequence[Path]) -> list[Path]:
-    """Return the images among some paths: files as they are, and those below folders.
-
-    Raises `FileNotFoundError` if a path is missing, or there is no image.
-    """
+    """Return the images among some paths: files as they are, and those below folders."""
     found = []
     for path in paths:
         if not path.exists():
@@ -46,13 +39,7 @@ def files_at(paths: Sequence[Path]) -> list[Path]:
 
 @torch.inference_mode()
 def predict(model_path: Path, files: Sequence[Path], builder: Any = None) -> list[Prediction]:
-    """Classify images with a personalized model on the CPU.
-
-    The images are brought to the shape and scale that the model was trained with. Raises
-    `FileNotFoundError` if the model, its card or an image is missing; `ValueError` if the model is
-    a custom one and `builder` is left out, the file has other tensors, or the model is not one of
-    images; `DataError` if a file is no readable image.
-    """
+    """Classify images with a personalized model on the CPU."""
     card, model = read_card(model_path), load_model(model_path, builder)
     shape = tuple(card["shape"])
     if len(shape) != 3 or shape[0] not in (1, 3):

@@ -20,27 +20,18 @@ NUMBERS = "biuf"
 
 
 class ArraysError(Exception):
-    """A file that cannot be read, or has an array of something else than numbers.
-
-    The message is a clause.
-    """
+    """A file of something else than arrays of numbers; the message is a clause."""
 
 
 def append_array(path: Path, array: NDArray[Any]) -> None:
-    """Append an array to a file, which is made if missing.
-
-    Raises `OSError` if the disk refuses to write.
-    """
+    """Append an array to a file, which is made if missing."""
     path.parent.mkdir(exist_ok=True)
     with open_private(path, "ab") as file:
         np.save(file, array, allow_pickle=False)
 
 
 def read_arrays(path: Path) -> list[NDArray[Any]]:
-    """Return the arrays of a file, up to the first that is incomplete or no array.
-
-    Raises `ArraysError` if the file cannot be read, or an array is not of numbers.
-    """
+    """Return the arrays of a file, up to the first that is incomplete or no array."""
     arrays: list[NDArray[Any]] = []
     try:
         with path.open("rb") as file:

@@ -69,26 +69,10 @@ if TYPE_CHECKING:
 
 
 class RunDirectory(Observer):
-    """Writes one run.
+    """Writes one run, which `create` begins and `reopen` continues; locked until `close`.
 
-    Only one process at a time may write: `create` and `reopen` lock the directory until `close`
-    or the end of the process.
-
-    Parameters
-    ----------
-    path : Path
-        The run directory; see `create` and `reopen`.
-    configuration : Configuration
-        The config of this call. Code that it names may be imported.
-
-    Attributes
-    ----------
-    observers : list of Observer
-        Are informed of the events of the run; see `watched_by`.
-    newcomers : list of int
-        Clients that join without further rounds, see `fedkd_flwr.runs.continuing`.
-    memories : callable
-        Returns the memories by partition-id of clients in this process, which it writes each round.
+    `newcomers` are clients that join without further rounds; `memories` returns those of clients in
+    this process, which are written each round.
     """
 
     def __init__(self, path: Path, configuration: "Configuration") -> None:
@@ -112,10 +96,7 @@ class RunDirectory(Observer):
     def create(
         cls, path: Path, configuration: "Configuration", data: DataRecord | None = None
     ) -> "RunDirectory":
-        """Create the directory of a new run and record its config.
-
-        Raises `RunDirectoryError` if the directory cannot be made or written, or holds a run.
-        """
+        """Create the directory of a new run and record its config."""
         directory = cls(path, configuration)
         require_new(directory.path)
         folders = (directory.path, *directory.path.parents)
@@ -134,12 +115,7 @@ class RunDirectory(Observer):
     def reopen(
         cls, path: Path, configuration: "Configuration"
     ) -> tuple["RunDirectory", Checkpoint]:
-        """Open the directory of a run to continue it; nothing is changed yet.
-
-        It is ready for the round after the checkpoint. Raises `RunDirectoryError` if there is no
-        run, or it is finished, damaged, or written by another process; `ConfigError` if a setting
-        differs that must not change.
-        """
+        """Open the directory of a run to continue it; nothing is changed yet."""
         directory = cls(path, configuration)
         load_run(directory.path)  # no lock where there is no run
         directory._lock_file = lock_directory(directory.path)
@@ -178,11 +154,7 @@ class RunDirectory(Observer):
             observer.run_started(self.run)
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Append a round; the checkpoint is written last and completes it.
-
-        Raises `RunDirectoryError` if the disk refuses to write; the run can be resumed from the
-        previous round.
-        """
+        """Append a round; the checkpoint is written last and completes it."""
         try:
             self._begin_to_continue()
             self._begin_files(record)
@@ -206,18 +178,12 @@ class RunDirectory(Observer):
             observer.round_finished(record)
 
     def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Save state that must survive if the round is interrupted.
-
-        Raises `RunDirectoryError` if the disk refuses to write.
-        """
+        """Save state that must survive if the round is interrupted."""
         with self._writing():
             write_notes(self.path, state)
 
     def global_model(self, server_round: int) -> dict[str, NDArray[Any]]:
-        """Read the global model of a round.
-
-        Raises `DamagedRunError` if it is missing or cannot be read.
-        """
+        """Read the global model of a round."""
         file = global_model_file(self.path, server_round)
         try:
             return load_file(file)
@@ -225,20 +191,13 @@ class RunDirectory(Observer):
             raise damaged(file, str(error), restart(self.path)) from None
 
     def newcomers_received(self, rows: list[Row]) -> None:
-        """Record the rows of clients that joined after the last round; all others stay.
-
-        Raises `RunDirectoryError` if the disk refuses to write; the newcomers can join again.
-        """
+        """Record the rows of clients that joined after the last round; all others stay."""
         run, self._continued_as = self.run, None
         with self._writing():
             write_newcomers(run, rows)
 
     def finish(self) -> Run:
-        """Write the summary, and return the finished run.
-
-        Raises `RunDirectoryError` if the disk refuses to write; the run can be resumed and then
-        ends at once.
-        """
+        """Write the summary, and return the finished run."""
         with self._writing():
             self._begin_to_continue()
             keep_last_checkpoint(self.path)
@@ -250,11 +209,7 @@ class RunDirectory(Observer):
         return Run(self.path, self._code)
 
     def give_up(self) -> None:
-        """Stop early, and remove the files of a new run that never completed a round.
-
-        A run with a completed round, or with notes that must survive, stays and can be continued.
-        Files and folders that were there before the run stay too.
-        """
+        """Stop early; remove what a new run without a complete round has written."""
         for observer in self.observers:
             observer.run_stopped()
         if self._stays:

@@ -10,10 +10,7 @@ MOST_NAMED = 5
 
 
 def failed_rounds(run: Run) -> dict[int, tuple[int, int]]:
-    """Return the rounds in which clients gave no valid reply, and those in which they were asked.
-
-    By partition-id, of the clients that failed in some round.
-    """
+    """Return in how many rounds each client failed, and was asked, of those that failed."""
     asked, failed = Counter[int](), Counter[int]()
     for row in run.client_rows:
         has_failed = isinstance(row.get("failure"), str)
@@ -25,9 +22,8 @@ def failed_rounds(run: Run) -> dict[int, tuple[int, int]]:
 def failures_in_words(runs: Iterable[Run], only_silent: bool = False) -> str:
     """Return which clients gave no valid reply, and how often; empty if all did.
 
-    Such as ``client 0 gave no valid reply in 2 of 2 rounds of seeds 0, 2``. The runs differ in
-    seed, and seeds are named if there are several. With `only_silent`, clients that gave a valid
-    reply in some round are left out.
+    Such as ``client 0 gave no valid reply in 2 of 2 rounds of seeds 0, 2``. With `only_silent`,
+    clients that replied in some round are left out.
     """
     every = list(runs)
     seeds: dict[tuple[int, int, int], list[str]] = defaultdict(list)

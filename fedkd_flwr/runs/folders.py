@@ -39,10 +39,7 @@ def default_run_directory(configuration: "Configuration", parent: Path) -> Path:
 
 
 def absolute(path: str | Path) -> Path:
-    """Return the absolute path of a file or folder, which need not exist.
-
-    Raises `RunDirectoryError` if the path is not valid.
-    """
+    """Return the absolute path of a file or folder, which need not exist."""
     try:
         found = Path(path).expanduser().resolve()
         # The operating system refuses names that are too long only when it is asked.
@@ -54,10 +51,7 @@ def absolute(path: str | Path) -> Path:
 
 
 def require_writable(folder: Path, name: str) -> None:
-    """Check that files can be written to a folder; leave nothing there.
-
-    Raises `RunDirectoryError` if the folder cannot be made or written.
-    """
+    """Check that files can be written to a folder; leave nothing there."""
     missing: list[Path] = []
     try:
         missing = [part for part in (folder, *folder.parents) if not part.exists()]
@@ -72,11 +66,7 @@ def require_writable(folder: Path, name: str) -> None:
 
 
 def require_new(path: Path) -> None:
-    """Check that a new run can be written to a directory; leave nothing there.
-
-    Raises `RunDirectoryError` if the directory holds a run, other runs or a file that would count
-    as one of a run, or cannot be made or written.
-    """
+    """Check that a new run can be written to a directory; leave nothing there."""
     require_writable(path, "output directory")
     if (path / "config.json").exists():
         raise RunDirectoryError(

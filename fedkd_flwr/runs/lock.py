@@ -14,11 +14,7 @@ from strategies.core.flower import log
 
 
 def lock_directory(path: Path) -> IO[str]:
-    """Lock a run directory against other processes.
-
-    The file holds the lock until it is closed or the process ends. The directory is made if
-    missing. Raises `RunDirectoryError` if another process holds the lock; with its process id.
-    """
+    """Lock a run directory against other processes."""
     folder = path / "checkpoint"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,11 +20,7 @@ ACCEPTED = "accepted"
 
 
 def digests_of_code(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digests of the own objects that a flat run config names, and of their modules.
-
-    The objects are imported. What cannot be imported here is left out: it may be on the nodes
-    alone.
-    """
+    """Return the digests of own objects of a run config, as far as they are here."""
     digests: dict[str, str] = {}
     for name in names_of_code(config):
         with suppress(CustomObjectError):
@@ -66,10 +62,7 @@ def changed_code(run: Run, config: Mapping[str, Any]) -> list[str]:
 
 
 def accept_code(run: Run, config: Mapping[str, Any]) -> None:
-    """Record that a finished run counts as made with the code that is here.
-
-    Raises `OSError` if the disk refuses to write.
-    """
+    """Record that a finished run counts as made with the code that is here."""
     accepted = {
         "code": digests_of_code(config),
         "versions": {"python": platform.python_version()},
@@ -87,8 +80,7 @@ def has_accepted_code(description: Mapping[str, Any]) -> bool:
 def versions_of_code(runs: Iterable[Run]) -> list[list[Run]]:
     """Return runs in groups that were made with one version of the code they share.
 
-    In the order of their last runs. Code that a run does not record, or recorded under another
-    minor version of Python, counts as equal.
+    Code that is not recorded, or was under another minor version of Python, counts as equal.
     """
     versions: list[list[Run]] = []
     for run in runs:

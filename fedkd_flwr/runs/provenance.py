@@ -24,12 +24,7 @@ DECISIVE = ("flwr", "torch")
 
 
 def provenance(device: str) -> dict[str, Any]:
-    """Describe the code, the packages and the machine of this process.
-
-    ``project`` (``version``, ``commit``, ``modified``), ``versions`` of packages, ``processor``,
-    ``vector_extensions`` such as ``AVX512``, ``device`` and ``torch_threads``. ``commit`` is empty
-    outside a Git checkout.
-    """
+    """Describe the code, the packages and the machine of this process."""
     import torch  # deferred: only the writer of a run needs it
 
     return {
@@ -46,10 +41,7 @@ def provenance(device: str) -> dict[str, Any]:
 
 
 def legs_of(description: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], slice]]:
-    """Return what describes each process that wrote a run, and the places of its rounds.
-
-    In order. A slice holds the rounds that no later process repeated; it may be empty.
-    """
+    """Return what describes each process that wrote a run, and its rounds that count."""
     legs = [{**description, "after_round": 0}, *description.get("continued", [])]
     begins = [leg["after_round"] for leg in legs]
     ends = [min(begins[number:], default=None) for number in range(1, len(legs) + 1)]
@@ -59,8 +51,7 @@ def legs_of(description: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], sli
 def other_major_versions(description: Mapping[str, Any]) -> list[str]:
     """Return what has another major version here than in the last process that wrote a run.
 
-    Before version 1, the second number counts as the major version. Such as ``torch 2.12.0 (now
-    3.0.1)``. Versions that runs of old versions lack count as equal.
+    Before version 1, the second number counts as the major version.
     """
     legs = [description, *description.get("continued", [])]
     last: Mapping[str, Any] = next((leg for leg in reversed(legs) if "versions" in leg), {})
@@ -81,10 +72,7 @@ def _major(text: str) -> list[str]:
 
 @cache
 def project_version() -> dict[str, Any]:
-    """Return the project's version, and the commit where it runs from a Git checkout.
-
-    ``modified`` is true if tracked files differ from the commit.
-    """
+    """Return the project's version, and its commit where it runs from a Git checkout."""
     is_checkout = (PROJECT / ".git").exists()
     return {
         "version": __version__,

@@ -78,10 +78,7 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def prefers_distilled(run: Run) -> bool:
-    """Return whether validation data prefer the clients' models after their last distillation.
-
-    Each client that was evaluated in the last round has to have both results.
-    """
+    """Return whether validation data prefer the clients' models after their last distillation."""
     last = run.round_rows[-1]["round"]
     rows = [row for row in run.client_rows if row["round"] == last and "accuracy" in row]
     gains = [
@@ -93,11 +90,7 @@ def prefers_distilled(run: Run) -> bool:
 
 
 def _gradient_steps(rows: list[Row], evaluated: list[Row]) -> dict[str, int]:
-    """Return the steps that the models of the last evaluation took; nothing of earlier code.
-
-    These are the steps of all clients and rounds, and those of fine-tuning for this evaluation.
-    Fine-tuning for earlier evaluations left no trace in these models.
-    """
+    """Return the steps that the models of the last evaluation took; nothing of earlier code."""
     column = GRADIENT_STEPS.column
     if not all(column in row for row in rows):
         return {}

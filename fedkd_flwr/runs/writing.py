@@ -15,11 +15,7 @@ from strategies.core.evaluations import Row
 
 
 def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
-    """Drop what is newer than the checkpoint, and record how the run is continued.
-
-    It is done when the first new round is complete, so a failed attempt changes nothing. Raises
-    `OSError` if the disk refuses to write.
-    """
+    """Drop what is newer than the checkpoint, and record how the run is continued."""
     completed = run.until or 0
     # In this order, a power cut in between leaves a run that continues after the same round.
     forget_checkpoints_after(run.path, completed)
@@ -34,10 +30,7 @@ def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
 
 
 def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) -> None:
-    """Wait until the files of a round, and their names, are on the disk.
-
-    Raises `OSError` if the disk refuses.
-    """
+    """Wait until the files of a round, and their names, are on the disk."""
     model = global_model_file(run_directory, server_round)
     folders = (run_directory, run_directory / MATRICES, run_directory / "models")
     files = (run_directory / name for name in appended)

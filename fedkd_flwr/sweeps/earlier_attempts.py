@@ -32,10 +32,7 @@ EXTRAS = (*WHOLE_EXTRAS, "measures", "tracker")
 
 
 def finished_run(path: Path, values: Mapping[str, Scalar]) -> Run | None:
-    """Return the finished run of a directory if it has these settings, and was made by this code.
-
-    With ``accept-changes``, a run of other code counts as made by this one from now on.
-    """
+    """Return the finished run of a directory if settings and code are these."""
     run = run_with(path, values)
     if run is None or not run.finished:
         return None
@@ -50,10 +47,7 @@ def finished_run(path: Path, values: Mapping[str, Scalar]) -> Run | None:
 
 
 def rounds_to_continue_from(path: Path, values: Mapping[str, Scalar]) -> int:
-    """Return how many rounds of a stopped run need not be repeated.
-
-    Zero if there is no such run, it has other settings, or it cannot be continued.
-    """
+    """Return how many rounds of a stopped run need not be repeated."""
     run = run_with(path, values)
     if run is None or run.finished:
         return 0
@@ -72,10 +66,7 @@ def require_unlocked(path: Path) -> None:
 
 
 def move_aside(path: Path) -> None:
-    """Move what an earlier attempt left to the folder ``aside``.
-
-    Raises `RunDirectoryError` if the disk refuses to move it.
-    """
+    """Move what an earlier attempt left to the folder ``aside``."""
     if not path.exists():
         return
     aside = path.parent / "aside"
@@ -90,10 +81,7 @@ def move_aside(path: Path) -> None:
 
 
 def missing_extras(run: Run, values: Mapping[str, Scalar]) -> list[str]:
-    """Return which extras of a sweep an earlier finished run lacks.
-
-    Keys among `EXTRAS`.
-    """
+    """Return which extras of a sweep an earlier finished run lacks."""
 
     def lacks(key: str) -> bool:
         if key in WHOLE_EXTRAS:

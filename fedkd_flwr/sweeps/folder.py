@@ -21,12 +21,7 @@ def sweep_folder(path: str | Path, output_dir: str | Path | None = None) -> Path
 
 
 def require_own_folder(folder: Path, configurations: Iterable[Configuration]) -> None:
-    """Refuse a run directory, and a folder that holds runs of another sweep alone.
-
-    Runs that differ from the sweep only in method, seed or settings of methods belong to it:
-    methods and seeds can be added to a sweep. Raises `RunDirectoryError` with the settings that
-    differ, and what to type.
-    """
+    """Refuse a run directory, and a folder that holds runs of another sweep alone."""
     other_folder = "choose another folder with --output-dir."
     if (folder / "config.json").exists():
         raise RunDirectoryError(f"{folder} is a run, not a folder of runs; {other_folder}")
@@ -74,10 +69,7 @@ def _differing(there: Settings, here: Settings) -> list[str]:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run failed.
-
-    The kind is the exception's type.
-    """
+    """Why a run failed."""
 
     kind: str
     message: str

@@ -41,11 +41,7 @@ State = Literal["started", "continued", "finished", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep, with everything that any process needs to do it.
-
-    `number` counts from 1. The label names the method, and the settings in which the run differs
-    from others. `completed` are rounds of an earlier attempt that need not be repeated.
-    """
+    """One run of a sweep, with everything that any process needs to do it."""
 
     number: int
     total: int
@@ -87,20 +83,7 @@ class SweepRun:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepProgress(SweepRun):
-    """An event of one run of a sweep.
-
-    Attributes
-    ----------
-    state : str
-        ``started``, or ``continued`` if it was stopped before; then ``finished`` or ``failed``.
-        ``skipped`` if it was finished before.
-    run : Run or None
-        The run, if it is finished or skipped.
-    error : str
-        Why it failed; otherwise empty.
-    missing_extras : tuple of str
-        If it is skipped: keys of extras that the sweep asks for and the run lacks.
-    """
+    """An event of one run of a sweep."""
 
     state: State
     run: Run | None = None
@@ -252,11 +235,7 @@ def _require_writable_folders(folder: Path, configurations: Iterable[Configurati
 
 
 def _begun(run: SweepRun) -> SweepRun:
-    """Return a run with the rounds that it need not repeat, and make room if there are none.
-
-    Raises `RunDirectoryError` if another process is writing it, or what an earlier attempt left
-    cannot be moved.
-    """
+    """Return a run with the rounds that it need not repeat, and make room if there are none."""
     require_unlocked(run.path)
     completed = rounds_to_continue_from(run.path, run.values)
     if not completed:

@@ -27,11 +27,7 @@ finalists miss less than two that were chosen after more rounds, at the same cos
 
 
 def rungs_of(rounds: int, evaluate_every: int) -> dict[int, Fraction]:
-    """Return the rounds at which trials are judged, and the share of them that continues.
-
-    By ascending round, each an evaluated one. All trials of the last one, all rounds, are
-    finalists.
-    """
+    """Return the rounds at which trials are judged, and the share of them that continues."""
     rungs: dict[int, Fraction] = {}
     for when, kept in EARLY_RUNGS:
         rung = max(1, int(rounds * when / evaluate_every)) * evaluate_every
@@ -51,11 +47,7 @@ def number_continuing(number: int, share: Fraction) -> int:
 
 
 def bracket_cost(size: int, continuing: Sequence[Fraction], costs: Sequence[float]) -> float:
-    """Return what a bracket costs.
-
-    `continuing` is the share of the trials that continues at each rung, `costs` what one trial has
-    cost when it reaches it, ascending.
-    """
+    """Return what a bracket costs."""
     total, before, alive = 0.0, 0.0, size
     for share, cost in zip(continuing, costs, strict=True):
         total += alive * (cost - before)
@@ -74,11 +66,7 @@ BASELINE = "local"
 
 
 def steps_of_local(settings: Mapping[str, Any], seed: int) -> int:
-    """Return the gradient steps that all clients of `local` take in a run, without training.
-
-    They do not depend on the settings that are searched, which have no effect on the batches. The
-    seed is that of the split, and of the clients that are sampled.
-    """
+    """Return the gradient steps that all clients of `local` take in a run, without training."""
     configuration = read_config({**settings, "strategy": BASELINE, "seed": seed})
     run = with_natural_clients(configuration).run
     plan = run.plan

@@ -48,12 +48,7 @@ ACCURACY, STEPS = "accuracy", GRADIENT_STEPS.name
 
 @dataclass(frozen=True)
 class MethodSearch:
-    """The search for one method's settings; can be sent to another process.
-
-    A trial's value is the mean over the tuning seeds. The budget is the gradient steps of all
-    trials together; `steps_of_local` are those of a whole trial of `local`, the first guess of what
-    a trial takes.
-    """
+    """The search for one method's settings; can be sent to another process."""
 
     strategy: str
     values: Mapping[str, Scalar]
@@ -91,11 +86,7 @@ class MethodSearch:
             self._run_bracket(study, brackets)
 
     def study(self) -> Study:
-        """Open the study, or begin it with the settings of the run config as its first trial.
-
-        Raises `RunDirectoryError` if its file is damaged; `ConfigError` if it was begun with other
-        settings or seeds, or with a larger budget.
-        """
+        """Open the study, or begin it with the settings of the run config as its first trial."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / FILE
@@ -179,10 +170,7 @@ class MethodSearch:
         return largest_bracket(list(self.rungs.values()), costs, self.budget - steps_taken(trials))
 
     def _may_continue(self, study: Study, is_first: bool) -> bool:
-        """Return whether a trial may go to the next rung.
-
-        If the budget is used up, the best of a bracket continues until one trial is complete.
-        """
+        """Return whether a trial may go to the next rung."""
         trials = study.get_trials(deepcopy=False)
         return steps_taken(trials) < self.budget or (is_first and best_trial(trials) is None)
 
@@ -293,11 +281,7 @@ def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
 
 
 def _sampler(strategy: str, number: int) -> TPESampler:
-    """Return the sampler of one trial, whose draws depend on the method and the number alone.
-
-    The first bracket is drawn at random. Later trials keep away from those of their own bracket,
-    whose values are not known yet.
-    """
+    """Return the sampler of one trial, whose draws depend on the method and the number alone."""
     digest = hashlib.sha256(f"{strategy}/{number}".encode()).digest()
     seed = int.from_bytes(digest[:4], "little")
     return TPESampler(seed=seed, n_startup_trials=BRACKET, multivariate=True, constant_liar=True)
