@@ -19,9 +19,8 @@ from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, Configuration, RunConfig, read_config
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.checks import check_data
-from fedkd_flwr.data.clients import client_parts, load_private
+from fedkd_flwr.data.clients import DataRecord, client_parts, load_private
 from fedkd_flwr.data.custom_data import require_complete
-from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.export import keep_chosen
 from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid

@@ -29,8 +29,7 @@ from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.custom_objects.naming import register
-from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.data.clients import client_parts
+from fedkd_flwr.data.clients import ClientData, client_parts
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.plots.tuning import tuning_figures
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run

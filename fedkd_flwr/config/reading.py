@@ -27,7 +27,7 @@ from fedkd_flwr.config.run_config import (
 )
 from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
-from fedkd_flwr.data.registry import BY_COLUMN, DATA, DATASETS, OF_CLIENTS, is_function
+from fedkd_flwr.data.registry import BY_COLUMN, CLIENTS, DATA, DATASETS, is_function
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, first_refused, kebab_case
@@ -162,7 +162,7 @@ def settings_types(own: Method | None = None) -> list[type[Settings]]:
 def _names_clients(flat: Mapping[str, Any]) -> bool:
     """Return whether the data of a flat run config say which clients there are."""
     by_column = flat.get("client-column") or flat.get("partition") == BY_COLUMN
-    return bool(by_column) or str(flat.get("dataset", "")).startswith(OF_CLIENTS)
+    return bool(by_column) or str(flat.get("dataset", "")).startswith(CLIENTS)
 
 
 def read_config(flat: Mapping[str, Any]) -> Configuration:

@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import OBJECT
-from fedkd_flwr.data.client_data import Parts
 from fedkd_flwr.data.clients import (
+    Parts,
     client_indices,
     client_parts,
     labels_of,

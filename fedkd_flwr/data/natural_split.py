@@ -6,15 +6,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.client_folders import Owners
-from fedkd_flwr.data.folders import tables_at
+from fedkd_flwr.data.folders import Owners, tables_at
 from fedkd_flwr.data.registry import (
     BY_FILE,
     CLIENTS,
     FOLDER,
     HUB,
-    OF_CLIENTS,
-    PFLLIB,
     DataError,
     hub_id_of,
     is_function,
@@ -32,8 +29,8 @@ def owners_of(settings: DataSettings) -> Owners:
     """Return whose each sample of the data set is."""
     name = settings.dataset
     if settings.partition == BY_FILE:
-        if not name.startswith(OF_CLIENTS):
-            raise DataError(f"partition = by-file needs dataset = {CLIENTS}PATH or {PFLLIB}PATH")
+        if not name.startswith(CLIENTS):
+            raise DataError(f"partition = by-file needs dataset = {CLIENTS}PATH")
     elif not is_function(name):
         if not settings.client_column:
             raise DataError(
@@ -82,7 +79,7 @@ def _owners_in_column(dataset: str, data_root: str, column: str) -> Owners:
 
 def test_positions(settings: DataSettings) -> Indices:
     """Return the positions of the samples that are test samples whatever ``client-split`` says."""
-    if not settings.dataset.startswith(OF_CLIENTS):
+    if not settings.dataset.startswith(CLIENTS):
         return np.empty(0, dtype=np.int64)
     return np.flatnonzero(owners_of(settings).is_test)
 

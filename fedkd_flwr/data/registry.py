@@ -1,10 +1,9 @@
 """The data sets and the partitions by name, without loading the code that reads or splits them."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from strategies.core.settings_groups import NoneOfTheAllowedError
@@ -59,10 +58,10 @@ PARTITIONS: dict[str, str] = {
     "dirichlet": "fedkd_flwr.data.partitioners:dirichlet",
     "dirichlet-clients": "fedkd_flwr.data.partitioners:dirichlet_clients",
     "two-groups": "fedkd_flwr.data.partitioners:two_groups",
-    "two-classes": "fedkd_flwr.data.chosen_classes:two_classes",
-    "k-classes": "fedkd_flwr.data.chosen_classes:k_classes",
-    "k-classes-grouped": "fedkd_flwr.data.chosen_classes:k_classes_grouped",
-    "lognormal-two-classes": "fedkd_flwr.data.chosen_classes:lognormal_two_classes",
+    "two-classes": "fedkd_flwr.data.partitioners:two_classes",
+    "k-classes": "fedkd_flwr.data.partitioners:k_classes",
+    "k-classes-grouped": "fedkd_flwr.data.partitioners:k_classes_grouped",
+    "lognormal-two-classes": "fedkd_flwr.data.partitioners:lognormal_two_classes",
 }
 """The splits over clients, by the name that a run config gives them; see `partition_indices`."""
 
@@ -70,8 +69,7 @@ BY_COLUMN = "by-column"
 """The split by the values of a column, ``client-column``; see `fedkd_flwr.data.natural_split`."""
 
 BY_FILE = "by-file"
-"""The split of ``clients:PATH`` and ``pfllib:PATH``, a client for each folder or file; see
-`fedkd_flwr.data.natural_split`."""
+"""The split of ``clients:PATH``, a client for each folder or file."""
 
 
 HUB = "hf:"
@@ -80,16 +78,10 @@ HUB = "hf:"
 FOLDER = "folder:"
 """Prefix of the names of folders on this machine."""
 
-PFLLIB = "pfllib:"
-"""Prefix of the names of folders with files of each client, as PFLlib and HtFLlib write them."""
-
 CLIENTS = "clients:"
 """Prefix of the names of folders with a folder or a file of each client."""
 
-OF_CLIENTS = (CLIENTS, PFLLIB)
-"""Prefixes of data whose files tell which client has a sample."""
-
-ON_DISK = (FOLDER, *OF_CLIENTS)
+ON_DISK = (FOLDER, CLIENTS)
 """Prefixes of data on this machine."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
@@ -116,7 +108,7 @@ def dataset_name(name: str) -> str:
     is_of_hub = name.startswith(HUB) and _HUB_ID.fullmatch(name.removeprefix(HUB))
     if name in DATASETS or is_of_hub or is_function(name):
         return name
-    own = "or your own as hf:ORG/NAME, folder:PATH, clients:PATH, pfllib:PATH or module:object"
+    own = "or your own as hf:ORG/NAME, folder:PATH, clients:PATH or module:object"
     raise NoneOfTheAllowedError([*DATASETS, own], name)
 
 
@@ -159,17 +151,9 @@ Signature = list[tuple[str, int, int]]
 """Path, size in bytes and time of the last change, in nanoseconds, of each file in a folder."""
 
 
-class Cached(Protocol):
-    """A function with a cache, as `functools.lru_cache` returns it."""
+CachedFunction = TypeVar("CachedFunction")
 
-    @property
-    def cache_clear(self) -> Callable[[], None]:
-        """The function that empties the cache."""
-
-
-CachedFunction = TypeVar("CachedFunction", bound=Cached)
-
-_READERS: list[Cached] = []
+_READERS: list[Any] = []
 _SIGNATURES: dict[Path, Signature] = {}
 
 

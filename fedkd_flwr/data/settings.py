@@ -10,11 +10,11 @@ from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, 
 from fedkd_flwr.data.registry import (
     BY_COLUMN,
     BY_FILE,
+    CLIENTS,
     DATASETS,
     HELD_OUT,
     MOST_CLASSES,
     NO_PUBLIC_SET,
-    OF_CLIENTS,
     SYMMETRIC,
     DataError,
     DataFormat,
@@ -47,7 +47,7 @@ class DataSettings(SettingsGroup):
     ----------
     dataset : str
         The private data set: a built-in name, or custom data as ``hf:ORG/NAME``,
-        ``folder:PATH``, ``clients:PATH`` with a folder or file of each client, ``pfllib:PATH`` or
+        ``folder:PATH``, ``clients:PATH`` with a folder or file of each client, or
         ``module:object``.
     configured_classes : int
         Number of classes of custom data; 0 for the largest label plus one.
@@ -66,15 +66,15 @@ class DataSettings(SettingsGroup):
     input_scaling : str
         How samples are scaled. ``symmetric`` brings images to -1..1 and leaves all other numbers
         as they are; ``per-pixel`` and ``per-channel`` subtract the mean of each pixel or channel
-        of the data set and divide by its standard deviation. ``auto`` is ``symmetric`` for images
-        and ``pfllib:PATH``; of all other data each column, or channel, is standardized by the
+        of the data set and divide by its standard deviation. ``auto`` is ``symmetric`` for images;
+        of all other data each column, or channel, is standardized by the
         training samples of all clients. Nodes with their own tables take the public set instead,
         or their ``input-statistics``.
     max_samples : int
         Maximum number of samples of the data set, drawn from all classes alike; 0 for all.
     partition : str
         How samples are split over clients: a built-in split, ``by-column``, ``by-file`` (with
-        ``clients:PATH`` and ``pfllib:PATH``), or a custom function as ``module:object``.
+        ``clients:PATH``), or a custom function as ``module:object``.
     client_column : str
         Column of the data set whose values tell which client has a row, such as ``writer``. It
         sets `partition` to ``by-column``; ``num-clients = 0`` then makes a client of each value.
@@ -179,7 +179,7 @@ class DataSettings(SettingsGroup):
             values.get("client_column") or values.get(kebab_case("client_column"))
         ):
             return {**values, "partition": BY_COLUMN}
-        if isinstance(values, dict) and str(values.get("dataset", "")).startswith(OF_CLIENTS):
+        if isinstance(values, dict) and str(values.get("dataset", "")).startswith(CLIENTS):
             return {**values, "partition": BY_FILE}
         return values
 

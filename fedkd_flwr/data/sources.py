@@ -19,27 +19,26 @@ from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
-from fedkd_flwr.data.client_folders import (
+from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
+from fedkd_flwr.data.custom_data import OwnArrays, call_for_data, joined_data_set
+from fedkd_flwr.data.decoding import DecodedImages, Levels, convert_images, decode_images
+from fedkd_flwr.data.folders import (
     ARRAYS,
     MOST_NAMED,
     Owners,
     files_of_clients,
+    find_images,
     owners_of_files,
     places_of_clients,
     read_arrays,
+    tables_at,
 )
-from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
-from fedkd_flwr.data.custom_data import OwnArrays, call_for_data, joined_data_set
-from fedkd_flwr.data.decoding import DecodedImages, Levels, convert_images, decode_images
-from fedkd_flwr.data.folders import find_images, tables_at
-from fedkd_flwr.data.pfllib import client_files
 from fedkd_flwr.data.registry import (
     CLIENTS,
     FOLDER,
     HUB,
     MOST_CLASSES,
     ON_DISK,
-    PFLLIB,
     DataError,
     DataFormat,
     Shape,
@@ -52,7 +51,7 @@ from fedkd_flwr.data.storage import TEST, TRAIN, digest_of, fingerprint, part_ki
 from fedkd_flwr.files import plain_name
 
 if TYPE_CHECKING:
-    from fedkd_flwr.data.number_tables import NumberTable
+    from fedkd_flwr.data.tables import NumberTable
 
 ANY = DataFormat()
 """The config says nothing about the data."""
@@ -164,14 +163,11 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
         return _load_folder(Path(name.removeprefix(FOLDER)), data_format)
     if name.startswith(CLIENTS):
         return _load_clients(Path(name.removeprefix(CLIENTS)), data_format)
-    if name.startswith(PFLLIB):
-        return _of_arrays(*client_files(name))
     if is_function(name):
         own = call_for_data(name)
         return _of_arrays(own, None if own.clients is None else Owners.named(own.clients))
     if _is_table_of_hub(name, data_root, data_format):
-        from fedkd_flwr.data.number_tables import numbers_in
-        from fedkd_flwr.data.tables import tables_of
+        from fedkd_flwr.data.tables import numbers_in, tables_of
 
         found = numbers_in(tables_of(name.removeprefix(HUB), data_root), data_format, name)
         return _of_numbers(found, data_format, name)
@@ -227,8 +223,7 @@ def _of_arrays(own: OwnArrays, owners: Owners | None) -> ImageSet:
 def _is_table_of_hub(name: str, data_root: str, data_format: DataFormat) -> bool:
     if not name.startswith(HUB):
         return False
-    from fedkd_flwr.data.number_tables import holds_numbers
-    from fedkd_flwr.data.tables import schema_of
+    from fedkd_flwr.data.tables import holds_numbers, schema_of
 
     return holds_numbers(schema_of(name.removeprefix(HUB), data_root), data_format)
 
@@ -240,8 +235,7 @@ def _read_numbers(
     if not places:
         return None
     # Deferred, as above.
-    from fedkd_flwr.data.number_tables import holds_numbers, numbers_in
-    from fedkd_flwr.data.tables import read_table
+    from fedkd_flwr.data.tables import holds_numbers, numbers_in, read_table
 
     if not holds_numbers(read_table(places[0]).schema, data_format):
         return None

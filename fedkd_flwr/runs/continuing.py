@@ -260,7 +260,7 @@ def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None
 
 
 def require_memories(run: Run, wanted: RunConfig) -> Checkpoint:
-    """Return the checkpoint to continue from, if clients on this machine find their memory of it."""
+    """Return the checkpoint to continue from, if memories on this machine are of it."""
     state_dir = wanted.state_dir
     checkpoint, _ = checkpoint_to_continue_from(run, state_dir)
     if not _keep_state(wanted):

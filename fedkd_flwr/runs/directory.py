@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedkd_flwr.config.run_config import TRACKERS
-from fedkd_flwr.data.provenance import DataRecord
+from fedkd_flwr.data.clients import DataRecord
 from fedkd_flwr.files import open_private, sync, write_arrays, write_text
 from fedkd_flwr.memory import PROGRESS, Memory, SharedFolder
 from fedkd_flwr.runs.arrays import append_array
