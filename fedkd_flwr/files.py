@@ -1,20 +1,25 @@
-"""Writes that a crash or a power cut leaves whole.
+"""Writes that a crash or a power cut leaves whole, and files that grow by an array each round.
 
 A file is written under a temporary name, then moved into place. A durable write also waits for the
 disk: first for the content, then for the folder, which holds the name.
+
+A file of arrays may come from somebody else: an array of objects runs code when it is read, and a
+header could claim more memory than there is. So each header is checked first.
 """
 
 import errno
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 if sys.platform != "win32":
@@ -115,6 +120,21 @@ def write_text(path: Path, text: str, durable: bool = False) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object durably."""
+    write_text(file, json.dumps(content, indent=2, allow_nan=False) + "\n", durable=True)
+
+
+def as_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as JSON lines; NaN and infinite losses become null."""
+
+    def finite(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    finite_rows = ({name: finite(value) for name, value in row.items()} for row in rows)
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite_rows)
+
+
 def write_arrays(
     path: Path,
     arrays: Mapping[str, NDArray[Any]],
@@ -144,3 +164,45 @@ def save_file(arrays: Mapping[str, NDArray[Any]], path: Path, metadata: Mapping[
         file.write(len(text).to_bytes(8, "little") + text)
         for _, array in ordered:
             file.write(array.data)
+
+
+NUMBERS = "biuf"
+"""Kinds of NumPy types that matrices may have: truth values, whole and real numbers."""
+
+
+class ArraysError(Exception):
+    """A file of something else than arrays of numbers; the message is a clause."""
+
+
+def append_array(path: Path, array: NDArray[Any]) -> None:
+    """Append an array to a file, which is made if missing."""
+    path.parent.mkdir(exist_ok=True)
+    with open_private(path, "ab") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def read_arrays(path: Path) -> list[NDArray[Any]]:
+    """Return the arrays of a file, up to the first that is incomplete or no array."""
+    arrays: list[NDArray[Any]] = []
+    try:
+        with path.open("rb") as file:
+            while _next_is_complete(file):
+                arrays.append(np.load(file, allow_pickle=False))
+    except OSError as error:
+        raise ArraysError(error.strerror or str(error)) from None
+    except (ValueError, EOFError):
+        pass  # what a crash left of the last array
+    return arrays
+
+
+def _next_is_complete(file: IO[bytes]) -> bool:
+    """Return whether the file is as long as the header of its next array says."""
+    start = file.tell()
+    if npy.read_magic(file) != (1, 0):
+        return False
+    shape, _, kind = npy.read_array_header_1_0(file)
+    if kind.kind not in NUMBERS:
+        raise ArraysError(f"it holds an array of {kind}, which is no number")
+    size, left = math.prod(shape) * kind.itemsize, os.fstat(file.fileno()).st_size - file.tell()
+    file.seek(start)
+    return min(shape, default=0) >= 0 and size <= left

@@ -18,12 +18,13 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.export import (
     exported_models,
     files,
+    files_at,
     load_model,
+    predict,
     read_card,
     round_folder,
     save_personalized_model,
 )
-from fedkd_flwr.export.predicting import files_at, predict
 from fedkd_flwr.training.loop import count_correct
 from strategies.core.versions import installed_versions
 from tests.disclosure import NormedNet

@@ -36,7 +36,8 @@ from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import Tuned, tune
 from fedkd_flwr.tuning import study as studies
-from fedkd_flwr.tuning.halving import (
+from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
+from fedkd_flwr.tuning.study import (
     bracket_cost,
     largest_bracket,
     number_continuing,
@@ -44,7 +45,6 @@ from fedkd_flwr.tuning.halving import (
     rungs_of,
     steps_of_local,
 )
-from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
 from fedkd_flwr.tuning.trial_runs import TrialRuns
 from fedkd_flwr.tuning.tuning import _interval, _notes
 from strategies.base import PersonalizedStrategy

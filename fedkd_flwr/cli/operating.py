@@ -82,8 +82,8 @@ def predict(
         import sys
 
         from fedkd_flwr.custom_objects.importing import find_custom
-        from fedkd_flwr.export.predicting import files_at
-        from fedkd_flwr.export.predicting import predict as classify
+        from fedkd_flwr.export import files_at
+        from fedkd_flwr.export import predict as classify
 
         built = None
         if builder:

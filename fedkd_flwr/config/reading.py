@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedkd_flwr.config.combinations import check_combinations
-from fedkd_flwr.config.old_keys import readable_config, replacement
 from fedkd_flwr.config.run_config import (
     KEYS_WITHOUT_EFFECT,
     ConfigError,
@@ -25,7 +24,7 @@ from fedkd_flwr.config.run_config import (
     as_scalar,
     flatten,
 )
-from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
+from fedkd_flwr.config.suggestions import OPTIONS, either, readable_config, replacement, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
 from fedkd_flwr.data.registry import BY_COLUMN, CLIENTS, DATA, DATASETS, is_function
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method

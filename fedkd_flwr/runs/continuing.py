@@ -15,7 +15,7 @@ from fedkd_flwr.config import (
     RunConfig,
     lost_keys,
 )
-from fedkd_flwr.files import write_text
+from fedkd_flwr.files import as_lines, write_json, write_text
 from fedkd_flwr.memory import (
     DamagedMemoryError,
     ForgottenRunError,
@@ -31,11 +31,9 @@ from fedkd_flwr.runs.checkpoint import (
     server_file,
 )
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError
-from fedkd_flwr.runs.own_code import changed_code
-from fedkd_flwr.runs.provenance import other_major_versions
+from fedkd_flwr.runs.provenance import changed_code, other_major_versions
 from fedkd_flwr.runs.reading import Run, damaged
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
-from fedkd_flwr.runs.writing import as_lines, write_json
 from strategies.core.evaluations import Row
 from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.state import saved_fields

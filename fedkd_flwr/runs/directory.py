@@ -11,6 +11,7 @@ attempt changes nothing.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,13 +26,21 @@ from safetensors.numpy import load_file
 
 from fedkd_flwr.config.run_config import TRACKERS
 from fedkd_flwr.data.clients import DataRecord
-from fedkd_flwr.files import open_private, sync, write_arrays, write_text
-from fedkd_flwr.memory import PROGRESS, Memory, SharedFolder
-from fedkd_flwr.runs.arrays import append_array
+from fedkd_flwr.files import (
+    append_array,
+    as_lines,
+    open_private,
+    sync,
+    write_arrays,
+    write_json,
+    write_text,
+)
+from fedkd_flwr.memory import PROGRESS, Memory, SharedFolder, round_of
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     checkpoint_files,
     clients_folder,
+    forget_checkpoints_after,
     keep_last_checkpoint,
     notes_files,
     restart,
@@ -46,20 +55,17 @@ from fedkd_flwr.runs.continuing import (
     newcomers,
     write_newcomers,
 )
-from fedkd_flwr.runs.folders import RunDirectoryError, absolute, remove_empty, require_new
-from fedkd_flwr.runs.lock import lock_directory
-from fedkd_flwr.runs.own_code import ACCEPTED, python_here, python_of
+from fedkd_flwr.runs.folders import (
+    RunDirectoryError,
+    absolute,
+    lock_directory,
+    remove_empty,
+    require_new,
+)
+from fedkd_flwr.runs.provenance import ACCEPTED, python_here, python_of
 from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run
 from fedkd_flwr.runs.recorded import names_of_code
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
-from fedkd_flwr.runs.writing import (
-    as_lines,
-    begin_to_continue,
-    global_model_file,
-    global_models,
-    sync_round,
-    write_json,
-)
 from strategies.core.evaluations import Row
 from strategies.core.flower import log
 from strategies.core.rounds import Observer, RoundRecord
@@ -316,3 +322,37 @@ class RunDirectory(Observer):
         except OSError as error:
             reason = error.strerror or error
             raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from error
+
+
+def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
+    """Drop what is newer than the checkpoint, and record how the run is continued."""
+    completed = run.until or 0
+    # In this order, a power cut in between leaves a run that continues after the same round.
+    forget_checkpoints_after(run.path, completed)
+    (run.path / "summary.json").unlink(missing_ok=True)
+    sync(run.path)
+    write_json(run.path / "config.json", run.description)
+    for name, size in sizes.items():
+        os.truncate(run.path / name, size)
+    for model in global_models(run.path):
+        if round_of(model) > completed:
+            model.unlink()
+
+
+def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) -> None:
+    """Wait until the files of a round, and their names, are on the disk."""
+    model = global_model_file(run_directory, server_round)
+    folders = (run_directory, run_directory / MATRICES, run_directory / "models")
+    files = (run_directory / name for name in appended)
+    for path in (*files, *filter(Path.exists, (model, *folders))):
+        sync(path)
+
+
+def global_model_file(run_directory: Path, server_round: int) -> Path:
+    """Return the file of the global model of a round."""
+    return run_directory / "models" / f"global-{server_round:06d}.safetensors"
+
+
+def global_models(run_directory: Path) -> list[Path]:
+    """Return the files of the global models that a run has stored, in the order of rounds."""
+    return sorted((run_directory / "models").glob("global-*.safetensors"))

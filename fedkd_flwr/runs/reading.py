@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.config import current_config
-from fedkd_flwr.runs.arrays import ArraysError, read_arrays
+from fedkd_flwr.files import ArraysError, read_arrays
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
-from fedkd_flwr.runs.provenance import legs_of
 from strategies.core.counts import MODELS, SPLITS, Counts, column_prefix
 from strategies.core.evaluations import (
     COLUMNS,
@@ -503,6 +502,14 @@ def evaluations_in(row: Row) -> list[Row]:
             counts = Counts(model, split, right, int(total), row.get(f"{prefix}loss"))
             found.append(evaluation_row(row["round"], row["partition_id"], counts))
     return found
+
+
+def legs_of(description: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], slice]]:
+    """Return what describes each process that wrote a run, and its rounds that count."""
+    legs = [{**description, "after_round": 0}, *description.get("continued", [])]
+    begins = [leg["after_round"] for leg in legs]
+    ends = [min(begins[number:], default=None) for number in range(1, len(legs) + 1)]
+    return [(leg, slice(begin, end)) for leg, begin, end in zip(legs, begins, ends, strict=True)]
 
 
 def damaged(file: Path, reason: str, remedy: str) -> DamagedRunError:

@@ -17,8 +17,8 @@ from fedkd_flwr.runs import (
     names_of_code,
     remove_checkpoint,
 )
-from fedkd_flwr.runs.own_code import changed_code
-from fedkd_flwr.sweeps.earlier_attempts import (
+from fedkd_flwr.runs.provenance import changed_code
+from fedkd_flwr.sweeps.folder import (
     finished_run,
     move_aside,
     rounds_to_continue_from,

@@ -18,9 +18,8 @@ from fedkd_flwr.engines import with_absolute_folders
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
-from fedkd_flwr.tuning.halving import BASELINE, steps_of_local
 from fedkd_flwr.tuning.space import search_space
-from fedkd_flwr.tuning.study import MethodSearch, best_trial, steps_taken
+from fedkd_flwr.tuning.study import BASELINE, MethodSearch, best_trial, steps_of_local, steps_taken
 
 SWEEP_FILE = "chosen.toml"
 """Sweep of the chosen settings, in the folder of a tuning."""
