@@ -23,7 +23,7 @@ from fedkd_flwr.data.clients import DataRecord, client_parts, load_private
 from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.export import keep_chosen
-from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
+from fedkd_flwr.grids import FastPollingGrid, MessageGrid, SimulationGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
 from fedkd_flwr.models.custom_models import require_builds
 from fedkd_flwr.models.estimators import names_estimator
@@ -316,7 +316,6 @@ def run_rounds(
         log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
     rounds = strategy.plan.num_server_rounds - strategy.completed_rounds
     if isinstance(grid, MessageGrid):
-        grid.duration = DurationEstimate(rounds)
         directory.memories = grid.memories
     if directory.newcomers:
         log(INFO, "The run is finished; %d clients join it", len(directory.newcomers))

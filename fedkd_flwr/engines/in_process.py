@@ -148,14 +148,12 @@ class InProcessGrid(MessageGrid):
 
     def _teller(self, message_type: str, total: int) -> Callable[[int], None]:
         """Return a function that reports that further messages were handled."""
-        answered, started_at = 0, time.monotonic()
+        answered = 0
 
         def tell(more: int) -> None:
             nonlocal answered
             answered += more
             self._observer.clients_answered(message_type, answered, total)
-            if self.duration and message_type == MessageType.TRAIN:
-                self.duration.trained(time.monotonic() - started_at, answered, total)
 
         return tell
 

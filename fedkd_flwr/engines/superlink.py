@@ -9,7 +9,6 @@ import time
 import urllib.request
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -122,9 +121,6 @@ def _files_below(root: Path) -> Iterator[Path]:
 PROGRAM = "flower-superlink"
 """Flower's program, as it stands in the command line."""
 
-SIMULATION_PROGRAM = "flwr-simulation"
-"""Flower's program that executes one run in simulation."""
-
 LOG_FILE = ("local-superlink", "superlink.log")
 """Last parts of the path that Flower passes as ``--log-file``."""
 
@@ -135,16 +131,8 @@ ADDRESS = f"127.0.0.1:{LOCAL_SUPERLINK_HTTP_API_PORT}"
 """Where ``flwr run`` looks for its SuperLink."""
 
 
-@dataclass(frozen=True)
-class StoppedSuperLink:
-    """A background SuperLink that was stopped."""
-
-    process_id: int
-    may_have_run: bool
-
-
-def stop_background_superlinks() -> list[StoppedSuperLink]:
-    """Stop the background SuperLink of this user, and the processes that it started."""
+def stop_background_superlinks() -> list[int]:
+    """Stop the background SuperLink of this user and what it started; return its process id."""
     return [_stop(process) for process in _background_superlinks()]
 
 
@@ -171,12 +159,11 @@ def _background_superlinks() -> list[psutil.Process]:
     ]
 
 
-def _stop(process: psutil.Process) -> StoppedSuperLink:
+def _stop(process: psutil.Process) -> int:
     """Stop a SuperLink, then those of its processes that do not end with it."""
     started: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         started = process.children(recursive=True)
-    may_have_run = any(map(_executes_a_run, started))
     with suppress(psutil.NoSuchProcess):
         process.terminate()
     # The SuperLink ends its own processes; the rest is killed.
@@ -187,14 +174,7 @@ def _stop(process: psutil.Process) -> StoppedSuperLink:
     for late in remaining:
         with suppress(psutil.NoSuchProcess):
             late.kill()
-    return StoppedSuperLink(process.pid, may_have_run)
-
-
-def _executes_a_run(process: psutil.Process) -> bool:
-    try:
-        return any(Path(part).stem == SIMULATION_PROGRAM for part in process.cmdline()[:2])
-    except psutil.Error:
-        return False
+    return process.pid
 
 
 def _running(processes: Collection[psutil.Process]) -> list[psutil.Process]:
