@@ -55,12 +55,7 @@ TRACEBACKS = Tracebacks()
 def explain_failures(
     message: Message, context: Context, serve: Callable[[Message, Context], Message]
 ) -> Message:
-    """Handle a message; log the traceback of an exception, and raise what may leave the node.
-
-    Where the node trusts the server, that is the exception itself. Its traceback is then logged
-    in Ray's processes, and the server is told where the user's code failed. The in-process grid
-    does both itself.
-    """
+    """Handle a message; log the traceback of an exception, and raise what may leave the node."""
     try:
         return serve(message, context)
     except Exception as error:
@@ -98,11 +93,7 @@ def _read_once(items: tuple[tuple[str, Any], ...]) -> Configuration:
 
 
 def build_client(context: Context) -> PersonalClient:
-    """Build the method's client for a node, from its run config and node config.
-
-    The node's policy comes first: nothing that it forbids is imported or read. Raises `PolicyError`
-    if the run config asks for what the policy forbids.
-    """
+    """Build the method's client; nothing that the node's policy forbids is imported."""
     policy = read_policy(context.node_config)
     data_path = str(context.node_config.get("data-path", ""))
     if isinstance(context, InProcessContext):
@@ -166,11 +157,7 @@ def train_together(
     contexts: Sequence[Context],
     on_done: Callable[[int], None] = lambda clients: None,
 ) -> list[Outcome]:
-    """Handle the train messages of one exchange, clients with the same architectures together.
-
-    Replies are in the order of the messages; a client that failed has an exception. Contexts are
-    changed as by `train`. `on_done` gets the number of clients that were just handled.
-    """
+    """Handle the train messages of one exchange, clients with the same architectures together."""
     outcomes: dict[int, Outcome] = {}
     cohorts: dict[tuple[Architecture, ...], list[Member]] = defaultdict(list)
     for position, (message, context) in enumerate(zip(messages, contexts, strict=True)):

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its strategy on the server and its client.
-
-    Attributes
-    ----------
-    strategy_name, client_name : str
-        Names of the classes, as ``module:class``.
-    """
+    """A method: its strategy on the server and its client."""
 
     strategy_name: str
     client_name: str
@@ -69,10 +63,7 @@ class MethodTable(dict[str, Method]):
     """Methods by name, which says what an unknown name may mean."""
 
     def __missing__(self, name: str) -> Method:
-        """Refuse an unknown name.
-
-        Raises `KeyError` with similar names.
-        """
+        """Refuse an unknown name."""
         close = get_close_matches(str(name), self, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else "`fedkd list methods` shows all"
         raise KeyError(f"there is no method {name!r}; {hint}")
@@ -143,11 +134,7 @@ NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def find_method(name: str) -> Method:
-    """Return a method by name.
-
-    A key of `METHODS`, a name registered in this process, or ``module:object`` for a result of
-    `register` in a module. Raises `ValueError` if there is none.
-    """
+    """Return a method by name."""
     if name in METHODS:
         return METHODS[name]
     if name in REGISTERED:

@@ -188,19 +188,7 @@ class _Stopped(BaseException):
 
 @dataclass
 class _Checked:
-    """A method's small run, which all checks share.
-
-    Attributes
-    ----------
-    flat : dict
-        Its run config.
-    folder : Path
-        Where it and further runs are written.
-    run : Run
-        The run, uninterrupted and with all clients as the method has them.
-    exchanged : list of _Exchanged
-        Its messages.
-    """
+    """A method's small run, which all checks share."""
 
     flat: dict[str, Any]
     folder: Path

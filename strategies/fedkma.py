@@ -75,30 +75,22 @@ EXCLUDED = -1.0
 
 
 class FedKMASettings(SearchSettings):
-    """Settings of FedKMA.
-
-    Attributes
-    ----------
-    similarity_weight : float
-        lambda of Eq. 12: 1 weights clients by the similarity of their predictions, 0 by their
-        loss.
-    as_printed : bool
-        Whether rows of M follow Eq. 11 as the paper prints it, which gives the least similar
-        clients the largest weights.
-    sharpness : float
-        beta of the weights ``exp(-beta * distance)``; 1 in the paper.
-    absent : str
-        How a class counts that another client lacks: ``uniform`` as a uniform prediction,
-        ``excluded`` not at all, ``farthest`` as the largest distance of a pair for that class.
-    """
+    """Settings of FedKMA."""
 
     table = "fedkma"
     similarity_weight: Annotated[float, ANY_ON_NODES] = Field(default=0.5, ge=0, le=1)
+    """lambda of Eq. 12: 1 weights clients by the similarity of their predictions, 0 by their
+    loss."""
     as_printed: Annotated[bool, ANY_ON_NODES] = False
+    """Whether rows of M follow Eq. 11 as the paper prints it, which gives the least similar clients
+    the largest weights."""
     sharpness: Annotated[float, SearchRange(0.3, 30.0, log=True), ANY_ON_NODES] = Field(
         default=1.0, gt=0
     )
+    """beta of the weights ``exp(-beta * distance)``; 1 in the paper."""
     absent: Annotated[Literal["uniform", "excluded", "farthest"], ANY_ON_NODES] = "uniform"
+    """How a class counts that another client lacks: ``uniform`` as a uniform prediction,
+    ``excluded`` not at all, ``farthest`` as the largest distance of a pair for that class."""
 
 
 def irrelevancy(

@@ -11,8 +11,8 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.data import scaling as scaling_module
 from fedkd_flwr.data import sources as sources_module
 from fedkd_flwr.data.checks import check_data
-from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import (
+    ClientData,
     client_indices,
     load_client,
     public_pool,

@@ -28,7 +28,7 @@ from fedkd_flwr.analysis.genotypes import client_genotypes
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.config import read_config
-from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_model

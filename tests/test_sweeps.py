@@ -15,9 +15,9 @@ from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError, default_values, reading
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.runs import load_run
-from fedkd_flwr.runs.lock import lock_directory
+from fedkd_flwr.runs.folders import lock_directory
 from fedkd_flwr.sweeps import grid_values, read_sweep, run_name, run_sweep
-from fedkd_flwr.sweeps.earlier_attempts import missing_extras
+from fedkd_flwr.sweeps.folder import missing_extras
 from fedkd_flwr.sweeps.grid import run_labels
 
 ROOT = Path(__file__).parent.parent

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedkd_flwr.config.combinations import check_combinations
-from fedkd_flwr.config.old_keys import readable_config, replacement
 from fedkd_flwr.config.run_config import (
     KEYS_WITHOUT_EFFECT,
     ConfigError,
@@ -25,9 +24,9 @@ from fedkd_flwr.config.run_config import (
     as_scalar,
     flatten,
 )
-from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
+from fedkd_flwr.config.suggestions import OPTIONS, either, readable_config, replacement, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
-from fedkd_flwr.data.registry import BY_COLUMN, DATA, DATASETS, OF_CLIENTS, is_function
+from fedkd_flwr.data.registry import BY_COLUMN, CLIENTS, DATA, DATASETS, is_function
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, first_refused, kebab_case
@@ -43,10 +42,7 @@ ALL_CONNECTED = {"num-clients": 0, "record-answers": False}
 
 
 class Configuration(BaseModel):
-    """A complete run config: the common keys and the settings of all methods.
-
-    Several methods may have one type of settings.
-    """
+    """A complete run config: the common keys and the settings of all methods."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
     run: RunConfig
@@ -72,10 +68,7 @@ class Configuration(BaseModel):
         return self.model_copy(update={"run": self.run.model_copy(update=changes)})
 
     def with_clients(self, number: int) -> "Configuration":
-        """Return the same with another number of clients.
-
-        Raises `ConfigError` if the run is impossible with this number.
-        """
+        """Return the same with another number of clients."""
         plan = self.run.plan.model_copy(update={"num_clients": number})
         configuration = self.with_run(plan=plan)
         check_combinations(configuration.run, configuration.settings)
@@ -116,10 +109,7 @@ class Configuration(BaseModel):
         return sentences
 
     def defining(self) -> dict[str, Scalar]:
-        """Return the settings that the run's results depend on, sorted by name.
-
-        `KEYS_WITHOUT_EFFECT` and the keys of other methods are left out.
-        """
+        """Return the settings that the run's results depend on, sorted by name."""
         own = self.settings.flat_keys()
         return {
             key: value
@@ -171,15 +161,13 @@ def settings_types(own: Method | None = None) -> list[type[Settings]]:
 def _names_clients(flat: Mapping[str, Any]) -> bool:
     """Return whether the data of a flat run config say which clients there are."""
     by_column = flat.get("client-column") or flat.get("partition") == BY_COLUMN
-    return bool(by_column) or str(flat.get("dataset", "")).startswith(OF_CLIENTS)
+    return bool(by_column) or str(flat.get("dataset", "")).startswith(CLIENTS)
 
 
 def read_config(flat: Mapping[str, Any]) -> Configuration:
-    """Validate a flat run config.
+    """Validate a flat run config, with tables joined by dots or nested.
 
-    Names are as in ``[tool.flwr.app.config]``, with tables joined by dots or nested; missing keys
-    have their defaults. Raises `ConfigError` on an unknown name, a value out of range or an
-    impossible combination.
+    Raises `ConfigError` on an unknown name, a value out of range or an impossible combination.
     """
     given = with_own_settings_unpacked(flatten(flat))
     flat = {key: _without_path_type(value) for key, value in given.items()}
@@ -199,10 +187,7 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
 
 
 def read_recorded(flat: Mapping[str, Any]) -> Configuration:
-    """Validate the flat run config that a run has recorded, without keys that were removed.
-
-    Raises `ConfigError` as `read_config`.
-    """
+    """Validate the flat run config that a run has recorded, without keys that were removed."""
     return read_config(readable_config(flat, known_names(_own_method(flat))))
 
 
@@ -228,10 +213,7 @@ def _own_method(flat: Mapping[str, Any]) -> Method | None:
 
 
 def with_own_settings_unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat run config with the contents of `OWN_SETTINGS` under their own keys.
-
-    Raises `ConfigError` if they are not TOML, or one of them is a key of the run config.
-    """
+    """Return a flat run config with the contents of `OWN_SETTINGS` under their own keys."""
     text = flat.get(OWN_SETTINGS, "")
     if text == "":
         return {name: value for name, value in flat.items() if name != OWN_SETTINGS}
@@ -255,10 +237,7 @@ def known_names(own: Method | None = None) -> list[str]:
 
 
 def custom_keys(flat: Mapping[str, Any]) -> set[str]:
-    """Return the keys that only the custom method of a run config reads.
-
-    Raises `ConfigError` if the custom method cannot be found.
-    """
+    """Return the keys that only the custom method of a run config reads."""
     own = _own_method(flat)
     return {*known_names(own)} - {*known_names()} if own else set()
 
@@ -307,11 +286,7 @@ def _sentence(text: str) -> str:
 
 
 def named_code(run_config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names ``module:object`` in a flat run config, each after the key that holds it.
-
-    Folders and data sets of the hub are no code. Raises `ConfigError` if ``own-settings`` cannot be
-    read.
-    """
+    """Yield the names ``module:object`` in a flat run config, each after the key that holds it."""
     for key, value in with_own_settings_unpacked(run_config).items():
         if key in KEYS_WITHOUT_EFFECT or ":" not in str(value):
             continue
@@ -323,10 +298,7 @@ def named_code(run_config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def require_importable(configuration: Configuration, place: str) -> None:
-    """Refuse a method, model, data set or partition that exists in this process alone.
-
-    Raises `ConfigError` if the config names one.
-    """
+    """Refuse a method, model, data set or partition that exists in this process alone."""
     if (strategy := configuration.run.strategy) in REGISTERED:
         raise ConfigError(
             f"{strategy} is registered in this process, and {place} other ones: keep what "

@@ -44,14 +44,10 @@ Known = dict[int, tuple[Any, str]]
 def code_digest(value: Any) -> str:
     """Return the SHA-256 of an object's code, of the values that it uses, and of its modules.
 
-    The digest covers bytecode, constants, defaults, base classes, and variables of enclosing
-    scopes: numbers, texts, arrays, tensors, functions, classes, and containers of these. Of a
-    module with a source file it covers the source without comments and docstrings, and that of
-    the user's modules that it imports; variables of such a module count as its source sets them,
-    apart from numbers and texts. Of an estimator it covers the class and the parameters, of any
-    other object what a pickle would hold, and of one that cannot be pickled, such as a lock, the
-    type alone. It is the same in another process with the same minor version of Python. 64
-    hexadecimal digits.
+    It covers bytecode, constants, defaults, base classes and variables of enclosing scopes. Of a
+    module with a source file it covers the source without comments and docstrings, and that of the
+    user's modules that it imports. Of other objects it covers what a pickle would hold. It is the
+    same in another process with the same minor version of Python.
     """
     digests = digests_by_part("", value)
     return _sha256("\n".join(f"{part} {digest}" for part, digest in digests.items()).encode())
@@ -73,11 +69,7 @@ def _sha256(content: bytes | memoryview) -> str:
 
 
 def _written(value: Any, known: Known, modules: set[str]) -> str:
-    """Return a text that equals that of another value only if the two compute the same.
-
-    So cycles end, and what several objects hold is read once. Adds the user's modules that the
-    value leads to.
-    """
+    """Return a text that equals that of another value only if both compute the same."""
     if isinstance(value, _PLAIN):
         return f"{type(value).__name__} {value!r}"
     if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
@@ -191,10 +183,7 @@ def _kinds_in(module: str) -> Any:
 
 
 def _names_in(code: CodeType, *operations: str) -> set[str]:
-    """Return the names that some operations of a function have, with those of functions inside it.
-
-    ``co_names`` has the names of attributes too.
-    """
+    """Return the names that some operations have; ``co_names`` has attributes too."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname in operations}
     inner = [part for part in code.co_consts if isinstance(part, CodeType)]
     return names.union(*(_names_in(part, *operations) for part in inner))

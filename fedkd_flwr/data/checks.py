@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import OBJECT
-from fedkd_flwr.data.client_data import Parts
 from fedkd_flwr.data.clients import (
+    Parts,
     client_indices,
     client_parts,
     labels_of,
@@ -47,11 +47,7 @@ Line = tuple[int, str]
 
 
 def check_data(plan: DataPlan, public_size: int = 0) -> None:
-    """Refuse data that cannot be loaded or split; say what was read, and what is suspicious.
-
-    `public_size` is P, 0 if the method uses no public samples. Raises `DataError` if a data set is
-    missing, the split over or inside clients cannot be met, or the public set is smaller than P.
-    """
+    """Refuse data that cannot be loaded or split; say what was read, and what is suspicious."""
     read_split(plan.settings.split)
     for level, line in _lines_about(plan, public_size):
         log(level, "%s", line)
@@ -152,11 +148,7 @@ def _is_repeatable(name: str) -> bool:
 
 
 def warnings_about_copies(samples: Tensor, clients: Sequence[Parts], public: Tensor) -> list[str]:
-    """Return how many samples are copies of training samples, one sentence for each place.
-
-    Samples are (n, ...); each client has the positions of its training, validation and test
-    samples. Public samples are (pool, ...).
-    """
+    """Return how many samples are copies of training samples, one sentence for each place."""
     digests = np.array([digest.hex() for digest in digests_of(samples)])
     counts = [int(np.isin(digests[test], digests[train]).sum()) for train, _, test in clients]
     warnings = []
@@ -177,11 +169,7 @@ def warnings_about_copies(samples: Tensor, clients: Sequence[Parts], public: Ten
 
 
 def _lines_about_public_set(settings: DataSettings) -> Iterator[Line]:
-    """Compare the scales of private data and of another data set that is public; say what it is.
-
-    A warning says if custom floats, which keep their scale, meet images, which are scaled to -1..1.
-    Raises `DataError` if the statistics of the one kind would scale the other.
-    """
+    """Compare the scales of private data and of another data set that is public; say what it is."""
     names = settings.dataset, settings.public_dataset
     formats = settings.data_format, settings.public_data_format
     ranges = [

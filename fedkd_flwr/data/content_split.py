@@ -36,11 +36,10 @@ PART_NAMES = ("training", "validation", "test", "unused")
 
 @dataclass(frozen=True)
 class Grouping:
-    """How the operator of a node tells which samples belong together, such as those of a patient.
+    """How a node's operator tells which samples belong together, such as those of a patient.
 
-    By a column of a table with the group of each row, or by a regular expression that finds the
-    group in the path of a file below its class folder; its first parenthesis if it has one. Raises
-    `DataError` if both are set, or the pattern is no regular expression.
+    By a column of a table, or by a regular expression that finds the group in a file's path; its
+    first parenthesis if it has one.
     """
 
     column: str = ""
@@ -65,11 +64,7 @@ def content_keys(contents: Iterable[bytes]) -> list[str]:
 
 
 def groups_of_files(paths: Sequence[PurePath], pattern: str) -> list[str]:
-    """Return the group of each file, as a pattern finds it in the path below the class folder.
-
-    Raises `DataError` if the pattern does not fit all. The message has no name of a file, since it
-    leaves the node.
-    """
+    """Return the group of each file by a pattern; an error names no file, as it may leave."""
     found = [re.search(pattern, path.as_posix()) for path in paths]
     groups = [match and (match[1] if match.re.groups else match[0]) for match in found]
     fitting = [group for group in groups if group is not None]

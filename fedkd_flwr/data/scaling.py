@@ -72,18 +72,12 @@ Scaling = Symmetric | Standardized
 
 
 def standardized_per_pixel(samples: Tensor) -> Standardized:
-    """Take mean and deviation of each position of a sample, over all samples.
-
-    Samples (n, ...) are uint8 or floating-point.
-    """
+    """Take mean and deviation of each position of a sample, over all samples."""
     return _standardized(samples, axes=())
 
 
 def standardized_per_channel(samples: Tensor) -> Standardized:
-    """Take mean and deviation of each channel, over all samples and positions.
-
-    Samples (n, channels, ...) are uint8 or floating-point.
-    """
+    """Take mean and deviation of each channel, over all samples and positions."""
     return _standardized(samples, axes=tuple(range(1, samples.dim() - 1)))
 
 
@@ -136,10 +130,7 @@ STANDARDIZED = {"per-pixel": standardized_per_pixel, "per-channel": standardized
 
 
 def scaling_of(settings: DataSettings) -> Scaling:
-    """Return how the samples of a run are scaled, private and public ones alike; not by ``auto``.
-
-    Raises `DataError` if the data set, whose statistics may be needed, cannot be loaded.
-    """
+    """Return how the samples of a run are scaled, private and public ones; not by ``auto``."""
     if settings.input_scaling in (SYMMETRIC, AUTO):
         return Symmetric()
     return _of_dataset(
@@ -156,10 +147,7 @@ def _of_dataset(
 
 
 def statistics_in(path: str, columns: int) -> Standardized:
-    """Return the scaling in a file of JSON: ``mean`` and ``deviation`` of each column, or a card.
-
-    Raises `DataError` if there is no such file, or it has another number of columns.
-    """
+    """Return the scaling in a JSON file: the lists ``mean`` and ``deviation``, or a card."""
     try:
         content = json.loads(Path(path).expanduser().read_text())
         described = {"added": 0.0, **content.get("preprocessing", content)}
@@ -174,10 +162,7 @@ def statistics_in(path: str, columns: int) -> Standardized:
 
 
 def scaling_from(description: Mapping[str, Any]) -> Scaling:
-    """Return the scaling that a model's card describes; `Symmetric` where it has no statistics.
-
-    The description is the card's ``preprocessing``.
-    """
+    """Return the scaling that a model's card describes; `Symmetric` where it has no statistics."""
     if "mean" not in description:
         return Symmetric()
     mean, deviation = (torch.tensor(description[name]) for name in ("mean", "deviation"))

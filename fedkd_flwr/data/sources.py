@@ -19,27 +19,26 @@ from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
-from fedkd_flwr.data.client_folders import (
+from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
+from fedkd_flwr.data.custom_data import OwnArrays, call_for_data, joined_data_set
+from fedkd_flwr.data.decoding import DecodedImages, Levels, convert_images, decode_images
+from fedkd_flwr.data.folders import (
     ARRAYS,
     MOST_NAMED,
     Owners,
     files_of_clients,
+    find_images,
     owners_of_files,
     places_of_clients,
     read_arrays,
+    tables_at,
 )
-from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
-from fedkd_flwr.data.custom_data import OwnArrays, call_for_data, joined_data_set
-from fedkd_flwr.data.decoding import DecodedImages, Levels, convert_images, decode_images
-from fedkd_flwr.data.folders import find_images, tables_at
-from fedkd_flwr.data.pfllib import client_files
 from fedkd_flwr.data.registry import (
     CLIENTS,
     FOLDER,
     HUB,
     MOST_CLASSES,
     ON_DISK,
-    PFLLIB,
     DataError,
     DataFormat,
     Shape,
@@ -52,7 +51,7 @@ from fedkd_flwr.data.storage import TEST, TRAIN, digest_of, fingerprint, part_ki
 from fedkd_flwr.files import plain_name
 
 if TYPE_CHECKING:
-    from fedkd_flwr.data.number_tables import NumberTable
+    from fedkd_flwr.data.tables import NumberTable
 
 ANY = DataFormat()
 """The config says nothing about the data."""
@@ -93,22 +92,12 @@ class ImageSet:
 
 
 def load_labels(name: str, data_root: str = "", data_format: DataFormat = ANY) -> NDArray[np.int64]:
-    """Return the classes of all samples without decoding an image.
-
-    Without a `data_root` they come from the Hugging Face hub. Shape (n,), int64, read-only, in the
-    order of `load_images`. Raises `DataError` if the data set is unknown, missing, or holds classes
-    it should not.
-    """
+    """Return the classes of all samples, (n,) int64, without decoding an image."""
     return _load_labels(name, data_root, _concerning(name, data_format))
 
 
 def load_images(name: str, data_root: str = "", data_format: DataFormat = ANY) -> ImageSet:
-    """Return a whole data set, decoded; the second call in a process costs nothing.
-
-    What is decoded from image files is kept on disk (`fedkd_flwr.data.cache`), from where other
-    processes have it. Raises `DataError` if the data set is unknown or missing, or an image cannot
-    be decoded.
-    """
+    """Return a whole data set, decoded; the cache on disk has it for other processes."""
     return _load_images(name, data_root, _concerning(name, data_format))
 
 
@@ -174,14 +163,11 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
         return _load_folder(Path(name.removeprefix(FOLDER)), data_format)
     if name.startswith(CLIENTS):
         return _load_clients(Path(name.removeprefix(CLIENTS)), data_format)
-    if name.startswith(PFLLIB):
-        return _of_arrays(*client_files(name))
     if is_function(name):
         own = call_for_data(name)
         return _of_arrays(own, None if own.clients is None else Owners.named(own.clients))
     if _is_table_of_hub(name, data_root, data_format):
-        from fedkd_flwr.data.number_tables import numbers_in
-        from fedkd_flwr.data.tables import tables_of
+        from fedkd_flwr.data.tables import numbers_in, tables_of
 
         found = numbers_in(tables_of(name.removeprefix(HUB), data_root), data_format, name)
         return _of_numbers(found, data_format, name)
@@ -237,8 +223,7 @@ def _of_arrays(own: OwnArrays, owners: Owners | None) -> ImageSet:
 def _is_table_of_hub(name: str, data_root: str, data_format: DataFormat) -> bool:
     if not name.startswith(HUB):
         return False
-    from fedkd_flwr.data.number_tables import holds_numbers
-    from fedkd_flwr.data.tables import schema_of
+    from fedkd_flwr.data.tables import holds_numbers, schema_of
 
     return holds_numbers(schema_of(name.removeprefix(HUB), data_root), data_format)
 
@@ -250,8 +235,7 @@ def _read_numbers(
     if not places:
         return None
     # Deferred, as above.
-    from fedkd_flwr.data.number_tables import holds_numbers, numbers_in
-    from fedkd_flwr.data.tables import read_table
+    from fedkd_flwr.data.tables import holds_numbers, numbers_in, read_table
 
     if not holds_numbers(read_table(places[0]).schema, data_format):
         return None
@@ -381,14 +365,10 @@ def load_node_data(
     data_format: DataFormat = ANY,
     grouping: Grouping = UNGROUPED,
 ) -> OwnData:
-    """Load a node's own images: a folder with one folder per class, or one Parquet file.
+    """Load a node's own data: a folder with one folder per class, a table, or a function.
 
-    Folders are classes by their number when all names are numbers; else by alphabetical order, and
-    then there must be one for every class, if need be empty, so that all nodes number the classes
-    alike. A Parquet file has the columns of the Hugging Face hub: ``image`` or ``img``, and
-    ``label`` or ``fine_label``. The path may also be a function, see
-    `fedkd_flwr.data.custom_data.call_for_data`. Raises `DataError` if there is nothing at `path`, a
-    class is none of the K, an image is unreadable, or a sample's group cannot be told.
+    Folders are classes by their number when all names are numbers. Else alphabetical order counts,
+    and there must be one for every class, so that all nodes number the classes alike.
     """
     name, path = str(path), Path(path).expanduser()
     if is_custom(name) and not path.exists():
@@ -439,11 +419,7 @@ def _own_numbers(table: "NumberTable", data_format: DataFormat) -> OwnData:
 
 @dataclass(eq=False)
 class _Files:
-    """The images of a folder or a table as files, with their names for messages and classes.
-
-    ``parts`` and ``clients`` are those of `fedkd_flwr.data.folders.ImageFile`, ``groups`` the keys
-    of `OwnData` where samples have groups.
-    """
+    """The images of a folder or a table as files, with their names for messages and classes."""
 
     encoded: list[bytes] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -531,10 +507,7 @@ BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
 
 
 def bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
-    """Return scikit-learn's digits, (1797, 1, 8, 8) uint8, and their classes.
-
-    The file is read as it lies: importing scikit-learn for it takes seconds.
-    """
+    """Return scikit-learn's digits, (1797, 1, 8, 8) uint8, and their classes."""
     path = distribution("scikit-learn").locate_file(BUNDLED_DIGITS)
     rows = np.loadtxt(str(path), delimiter=",", dtype=np.uint8)
     brightness = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).round()
@@ -544,10 +517,7 @@ def bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
 @reads_data
 @functools.cache
 def count_classes(name: str, data_root: str, data_format: DataFormat) -> int:
-    """Return the largest class of a data set plus one; see `load_labels`.
-
-    Raises `DataError` as `load_labels` does, or if there is one class, or more than `MOST_CLASSES`.
-    """
+    """Return the largest class of a data set plus one; see `load_labels`."""
     classes = int(load_labels(name, data_root, data_format).max()) + 1
     if classes < 2:
         raise DataError(f"{name} has labels of one class; a model needs at least two")

@@ -1,19 +1,23 @@
 """Columns of data sets in Parquet and CSV files or on the Hugging Face hub, as Arrow arrays."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.ipc
 import pyarrow.parquet
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fedkd_flwr.data.content_split import UNGROUPED, Grouping
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.storage import PARTS, hub_parts, parquet_files
 
@@ -25,11 +29,7 @@ Column: TypeAlias = "pa.ChunkedArray[Any]"
 
 
 def read_column(hub_id: str, column: str, data_root: str = "") -> list[Column]:
-    """Return one column of each part of a data set, train part first.
-
-    The parts may store it in different types, such as int32 and int64. Raises `DataError` if the
-    data set or the column is missing, or a file is damaged.
-    """
+    """Return one column of each part of a data set, train part first; their types may differ."""
     if not data_root:
         return _read_hub(hub_id, column)
     return [read_parquet(path, column) for path in parquet_files(hub_id, data_root)]
@@ -80,10 +80,7 @@ DELIMITERS = ",;\t|"
 
 
 def tables_of(hub_id: str, data_root: str = "") -> list[pa.Table]:
-    """Return the parts of a data set of the hub or of a data root, whole, train part first.
-
-    Raises `DataError` if the data set is missing or damaged.
-    """
+    """Return the parts of a data set of the hub or of a data root, whole, train part first."""
     if data_root:
         return [read_table(path) for path in parquet_files(hub_id, data_root)]
     return [part.with_format("arrow")[:] for part in _parts_on_hub(hub_id)]
@@ -97,10 +94,7 @@ KNOWN_COLUMNS = {IMAGES: ("image", "img"), LABELS: ("label", "fine_label", "clas
 
 
 def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
-    """Return the columns of a data set of the hub, or of a data root.
-
-    Raises `DataError` if the data set is missing or damaged.
-    """
+    """Return the columns of a data set of the hub, or of a data root."""
     if data_root:
         with _parquet(parquet_files(hub_id, data_root)[0]) as file:
             return file.schema_arrow
@@ -108,10 +102,7 @@ def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
 
 
 def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
-    """Return the column of images.
-
-    A public set may have other columns than the private one that the settings describe.
-    """
+    """Return the column of images; a public set may have another than the private one."""
     wanted = data_format.image_column
     is_named = data_format.labeled or wanted in schema.names
     fitting = [field.name for field in schema if holds_files(field.type)]
@@ -119,11 +110,7 @@ def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
 
 
 def find_label(schema: pa.Schema, data_format: DataFormat, owner: str, is_image: bool) -> str:
-    """Return the column of classes.
-
-    Beside images, whole numbers may be classes; in a table of numbers only names may be. Raises
-    `DataError` if there is no such column, or none or several fit.
-    """
+    """Return the column of classes. Whole numbers are classes beside images alone."""
     others = (data_format.client_column, *data_format.feature_columns)
     fitting = [
         field.name
@@ -163,10 +150,7 @@ def holds_files(column: pa.DataType) -> bool:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Return a Parquet or CSV file, or a folder as ``Dataset.save_to_disk`` writes it.
-
-    Raises `DataError` if it cannot be read.
-    """
+    """Return a Parquet or CSV file, or a folder as ``Dataset.save_to_disk`` writes it."""
     if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
         return _read_text(path)
     if path.is_file():
@@ -204,10 +188,7 @@ def _read_text(path: Path) -> pa.Table:
 
 
 def names_of_labels(path: Path, label_column: str) -> list[str]:
-    """Return the names of the classes in a table, by number; empty where they have none.
-
-    Raises `DataError` if the table cannot be read, or has no column of classes.
-    """
+    """Return the names of the classes in a table, by number; empty where they have none."""
     table = read_table(path)
     is_image = any(holds_files(field.type) for field in table.schema)
     data_format = DataFormat(label_column=label_column)
@@ -217,11 +198,7 @@ def names_of_labels(path: Path, label_column: str) -> list[str]:
 
 
 def recorded_names(schema: pa.Schema, column: str) -> list[str]:
-    """Return the names of classes that a schema records for a column, by number.
-
-    Hugging Face writes the features of a data set into the metadata of its schema; a column of the
-    feature ``ClassLabel`` has names. Empty where there are none.
-    """
+    """Return the names of classes that Hugging Face wrote into a schema's metadata."""
     try:
         recorded = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         names = recorded["info"]["features"][column]["names"]
@@ -231,11 +208,7 @@ def recorded_names(schema: pa.Schema, column: str) -> list[str]:
 
 
 def encoded_images(column: Column) -> list[bytes]:
-    """Return the files in an image column: structs with a field ``bytes``, or bytes.
-
-    Raises `DataError` if the column holds something else, such as names of files, or a row has no
-    image.
-    """
+    """Return the files in an image column: structs with a field ``bytes``, or bytes."""
     if not holds_files(column.type):
         raise DataError(
             f"the image column holds {column.type}; it should hold image files, as bytes or as "
@@ -331,10 +304,7 @@ def require_column(schema: pa.Schema, column: str, owner: str) -> None:
 
 
 def values_in(column: Column, owner: str) -> list[str] | list[int]:
-    """Return the values of a column of text or whole numbers.
-
-    Raises `DataError` if it holds something else, or a row is empty.
-    """
+    """Return the values of a column of text or whole numbers."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not (_holds_text(column.type) or pa.types.is_integer(column.type)):
@@ -346,10 +316,7 @@ def values_in(column: Column, owner: str) -> list[str] | list[int]:
 
 
 def groups_in(table: pa.Table, column: str) -> list[str]:
-    """Return the group of each row of a table, as its column of groups names it; empty without one.
-
-    Raises `DataError` if the table has no such column, or a row has no group.
-    """
+    """Return the group of each row of a table by its column of groups; empty without one."""
     if not column:
         return []
     if column not in table.schema.names:
@@ -358,3 +325,145 @@ def groups_in(table: pa.Table, column: str) -> list[str]:
     if found.null_count:
         raise DataError(f"group-column = {column} has {found.null_count} empty rows")
     return [str(value) for value in found.to_pylist()]
+
+
+MOST_NAMED = 6
+"""Most columns or classes that the line on what was read names."""
+
+
+class NumberTable(NamedTuple):
+    """The rows of one or more tables as samples.
+
+    Samples (n, columns) are float32, missing values NaN; one column of lists gives (n, ...). Labels
+    (n,) are int64, and `sizes` are the numbers of rows of each table. `groups` are those of the
+    rows, if they were asked for; `said` is what was read and what was left out, in one line.
+    """
+
+    samples: Tensor
+    labels: NDArray[np.int64]
+    sizes: list[int]
+    columns: tuple[str, ...]
+    groups: list[str]
+    said: str
+
+
+def holds_numbers(schema: pa.Schema, data_format: DataFormat) -> bool:
+    """Return whether the samples in a table are numbers, and no image files."""
+    if data_format.feature_columns:
+        return True
+    named = {data_format.image_column, *KNOWN_COLUMNS[IMAGES]}
+    return not any(holds_files(field.type) or field.name in named for field in schema)
+
+
+def numbers_in(
+    tables: Sequence[pa.Table],
+    data_format: DataFormat,
+    owner: str,
+    grouping: Grouping = UNGROUPED,
+) -> NumberTable:
+    """Return the rows of some tables, which have the same columns in any order."""
+    schema, label, classes = tables[0].schema, "", [""]
+    labels = np.zeros(sum(map(len, tables)), dtype=np.int64)
+    if data_format.labeled:
+        label = find_label(schema, data_format, owner, is_image=False)
+        _require_columns(tables, [label], owner)
+        labels, classes = numbered(
+            [table.column(label) for table in tables],
+            [recorded_names(table.schema, label) for table in tables],
+            data_format.classes,
+            f"{owner}, label-column {label!r}",
+        )
+    others = {label, data_format.label_column, data_format.client_column, grouping.column}
+    columns = data_format.feature_columns or _columns_of_numbers(tables, others, owner)
+    _require_columns(tables, columns, owner)
+    samples = np.concatenate([_samples(table, columns, owner) for table in tables])
+    left_out = [name for name in schema.names if name not in {*columns, *others}]
+    told = f"{owner}: {len(samples)} rows; {len(columns)} columns of numbers ({_listed(columns)})"
+    if label:
+        told += f"; {int(labels.max()) + 1} classes ({_listed(classes)}) in {label!r}"
+    if left_out:
+        told += f"; left out: {_listed(left_out)}"
+    groups = [g for table in tables for g in groups_in(table, grouping.column)]
+    sizes = list(map(len, tables))
+    return NumberTable(torch.from_numpy(samples), labels, sizes, tuple(columns), groups, told)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    return ", ".join([*names[:MOST_NAMED], *more])
+
+
+def _require_columns(tables: Sequence[pa.Table], names: Sequence[str], owner: str) -> None:
+    for table in tables:
+        if missing := [name for name in names if name not in table.schema.names]:
+            raise DataError(
+                f"{owner} has no column {', '.join(map(repr, missing))}; it has "
+                f"{', '.join(table.schema.names)}"
+            )
+
+
+def _columns_of_numbers(
+    tables: Sequence[pa.Table], others: set[str], owner: str
+) -> tuple[str, ...]:
+    """Return all columns of numbers but some; ask whether what numbers the rows is one."""
+    schema = tables[0].schema
+    found = [f.name for f in schema if f.name not in others and _is_number(_innermost(f.type))]
+    if not found:
+        raise DataError(f"{owner} has no columns of numbers; it has {', '.join(schema.names)}")
+    for name in found:
+        values = pa.chunked_array([c for table in tables for c in table.column(name).chunks])
+        is_whole = pa.types.is_integer(values.type)
+        if is_whole and len(values) > 1 and len(values.unique()) == len(values):
+            raise DataError(
+                f"{owner}: column {name!r} has another whole number in each row, as identifiers "
+                f"do: set feature-columns to the columns to read, of {','.join(found)}"
+            )
+    return tuple(found)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    is_kind = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    return any(is_one(kind) for is_one in is_kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    is_kind = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_one(kind) for is_one in is_kind)
+
+
+def _innermost(kind: Any) -> pa.DataType:
+    while _is_list(kind):
+        kind = kind.value_type
+    innermost: pa.DataType = kind
+    return innermost
+
+
+def _samples(table: pa.Table, columns: Sequence[str], owner: str) -> NDArray[np.float32]:
+    """Return a table's rows, (n, columns) float32; those of one column of lists (n, ...)."""
+    found = [_numbers(table.column(name), f"{owner}: column {name!r}") for name in columns]
+    if len(found) == 1 and found[0].ndim > 1:
+        return found[0]
+    return np.hstack([values.reshape(len(table), -1) for values in found])
+
+
+def _numbers(column: Any, name: str) -> NDArray[np.float32]:
+    """Return the numbers of a column, (n,), or (n, ...) if it has lists, float32."""
+    shape = [len(column)]
+    while _is_list(column.type):
+        lengths = pa.compute.list_value_length(column)
+        if lengths.null_count or len(lengths.unique()) > 1:
+            raise DataError(f"{name} has lists of several lengths, or empty rows")
+        column = pa.compute.list_flatten(column)
+        shape.append(len(column) // max(math.prod(shape), 1))
+    if not _is_number(column.type):
+        raise DataError(
+            f"{name} holds {column.type} and no numbers: write its values as numbers, or leave it "
+            "out of feature-columns"
+        )
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    values = column.cast(pa.float64(), safe=False).fill_null(math.nan).combine_chunks()
+    numbers = np.from_dlpack(values).astype(np.float32).reshape(shape)
+    if np.isinf(numbers).any():
+        raise DataError(f"{name} has numbers that are not finite")
+    return numbers

@@ -24,13 +24,7 @@ def run_simulation(
     observer: Observer | None = None,
     resources: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run a method with ``flwr run`` under Ray, on a SuperLink started for this run.
-
-    The output directory is absolute. Ray's processes do not report progress within a round.
-    `resources` is Flower's federation config, such as ``client-resources-num-gpus``. Raises
-    `ConfigError` if this is no clone of the project, or the config names an object of this process;
-    `RuntimeError` if the run fails; with the line of the log that says why.
-    """
+    """Run a method with ``flwr run`` under Ray, on a SuperLink started for this run."""
     check_simulation(configuration)
     directory = Path(configuration.run.output_dir)
     completed = _completed_rounds(configuration)

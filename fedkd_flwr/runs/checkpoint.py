@@ -30,10 +30,9 @@ EARLIER = "server-*.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stopped.
+    """Where a run stopped; later notes take precedence in `state`.
 
-    `completed_rounds` is 0 before the first. Notes that the strategy wrote later take precedence in
-    `state`. `sizes` are the bytes of each table and matrix, by its path in the run directory.
+    `sizes` are the bytes of each table and matrix, by its path in the run directory.
     """
 
     completed_rounds: int = 0
@@ -73,11 +72,7 @@ def clients_folder(run_directory: Path) -> Path:
 def write_checkpoint(
     run_directory: Path, record: RoundRecord, seconds: float, appended: Iterable[str]
 ) -> None:
-    """Write a strategy's state as the newest checkpoint, durably; keep the one before.
-
-    The tables and matrices of the run (`appended`) have to be on the disk, since the checkpoint
-    counts on them.
-    """
+    """Write the newest checkpoint after `appended` files are on the disk; keep one before."""
     file = server_file(run_directory)
     file.parent.mkdir(exist_ok=True)
     arrays = {f"state/{name}": np.asarray(v) for name, v in record.state.items()}
@@ -105,19 +100,12 @@ def write_notes(run_directory: Path, state: Mapping[str, NDArray[Any]]) -> None:
 
 
 def read_checkpoint(run_directory: Path) -> Checkpoint:
-    """Read a run's newest checkpoint and notes; it is empty if no round was completed.
-
-    Raises `DamagedRunError` if none can be read.
-    """
+    """Read a run's newest checkpoint and notes; it is empty if no round was completed."""
     return read_checkpoints(run_directory)[0]
 
 
 def read_checkpoints(run_directory: Path) -> list[Checkpoint]:
-    """Read all checkpoints of a run that can be read, the newest first, each with the notes.
-
-    An empty checkpoint alone if no round was completed. Raises `DamagedRunError` if there are
-    checkpoints or notes, and none can be read.
-    """
+    """Read all checkpoints of a run that can be read, the newest first, each with the notes."""
     notes = _read_notes(run_directory)
     files = checkpoint_files(run_directory)
     found, reasons = [], []
@@ -132,10 +120,7 @@ def read_checkpoints(run_directory: Path) -> list[Checkpoint]:
 
 
 def before_the_first_round(run_directory: Path) -> Checkpoint:
-    """Return the checkpoint from which a run starts over, with its notes.
-
-    Raises `DamagedRunError` if there are notes, and none can be read.
-    """
+    """Return the checkpoint from which a run starts over, with its notes."""
     return Checkpoint(state=_read_notes(run_directory))
 
 
@@ -181,10 +166,7 @@ def forget_checkpoints_after(run_directory: Path, completed_rounds: int) -> None
 
 
 def keep_last_checkpoint(run_directory: Path) -> None:
-    """Remove all but the newest checkpoint and, in the run directory, the clients' memories of it.
-
-    During a run more are kept, since the newest round may have to be repeated.
-    """
+    """Remove all but the newest checkpoint and the memories of it."""
     for file in checkpoint_files(run_directory)[1:]:
         file.unlink()
     keep_last_memories(run_directory)

@@ -15,7 +15,7 @@ from fedkd_flwr.config import (
     RunConfig,
     lost_keys,
 )
-from fedkd_flwr.files import write_text
+from fedkd_flwr.files import as_lines, write_json, write_text
 from fedkd_flwr.memory import (
     DamagedMemoryError,
     ForgottenRunError,
@@ -31,11 +31,9 @@ from fedkd_flwr.runs.checkpoint import (
     server_file,
 )
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError
-from fedkd_flwr.runs.own_code import changed_code
-from fedkd_flwr.runs.provenance import other_major_versions
+from fedkd_flwr.runs.provenance import changed_code, other_major_versions
 from fedkd_flwr.runs.reading import Run, damaged
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
-from fedkd_flwr.runs.writing import as_lines, write_json
 from strategies.core.evaluations import Row
 from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.state import saved_fields
@@ -70,13 +68,7 @@ def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_settings(run: Run, wanted: Configuration) -> Changes:
-    """Return what changes when a run is continued, after checking that it may.
-
-    Old and new value of each key that differs. Raises `RunDirectoryError` if the run is finished
-    and neither rounds nor newcomers are added, its checkpoint is gone, it was written with other
-    major versions or other code of the user, or it ran with a setting that was removed;
-    `ConfigError` if a key differs that must not change.
-    """
+    """Return old and new values of what changes in a continued run, if they may change."""
     _require_known_keys(run)
     before = recorded_config(run, names_of_code(wanted.flat()))
     recorded, plan = before.flat(), before.run.plan
@@ -204,12 +196,10 @@ def _require_continuable(run: Run, wanted: Configuration) -> None:
 
 
 def checkpoint_to_continue_from(run: Run, state_dir: str) -> tuple[Checkpoint, str]:
-    """Return the newest checkpoint that the other files of a run support.
+    """Return the newest checkpoint that other files support, and why no newer one.
 
-    A power cut or a damaged file can cost the newest one. The one before is then taken. Return also
-    why it is not the newest checkpoint that there is, empty if it is. Memories in `state_dir` are
-    checked if they are on this machine. Raises `DamagedRunError` if no checkpoint is supported;
-    `RunDirectoryError` if a memory was removed for later runs.
+    A power cut or a damaged file can cost the newest one. Memories in `state_dir` are checked if
+    they are on this machine.
     """
     lost: list[DamagedRunError] = []
     for checkpoint in _checkpoints(run):
@@ -224,7 +214,7 @@ def checkpoint_to_continue_from(run: Run, state_dir: str) -> tuple[Checkpoint, s
 
 
 def _checkpoints(run: Run) -> list[Checkpoint]:
-    """Return the checkpoints of a run, the newest first; the start where only one round is lost."""
+    """Return the checkpoints of a run, the newest first; the start if one round is lost."""
     found: list[Checkpoint] = []
     is_short = len(run.round_rows) <= 1
     try:
@@ -251,7 +241,7 @@ def _require_tables(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None:
-    """Refuse a checkpoint if clients' memories are on this machine, but not those of its round."""
+    """Refuse a checkpoint if memories are on this machine, but not those of its round."""
     folders = _memory_folders(run, state_dir)
     try:
         # Without any memory here, the nodes have it, or say themselves that they lack it.
@@ -268,12 +258,7 @@ def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None
 
 
 def require_memories(run: Run, wanted: RunConfig) -> Checkpoint:
-    """Return the checkpoint to continue from, if clients on this machine find their memory of it.
-
-    A client without its memory would restart from scratch in the middle of the run. Raises
-    `RunDirectoryError` if no client remembers the last complete round, or as in
-    `checkpoint_to_continue_from`.
-    """
+    """Return the checkpoint to continue from, if memories on this machine are of it."""
     state_dir = wanted.state_dir
     checkpoint, _ = checkpoint_to_continue_from(run, state_dir)
     if not _keep_state(wanted):
@@ -314,11 +299,7 @@ CLIENTS = "num-clients"
 
 
 def newcomers(run: Run, wanted: "Configuration") -> list[int]:
-    """Return the partition-ids of the clients that a finished run is to receive.
-
-    The clients above the run's number that have no model of it yet, ascending; empty if rounds are
-    added, since they then take part in these.
-    """
+    """Return the ids of the clients that are to join a finished run, without more rounds."""
     planned = wanted.run.plan.num_server_rounds
     keeps_models = wanted.run.method.record.keeps_global_models
     if not run.summary or not keeps_models or planned != run.config["num-server-rounds"]:
@@ -335,10 +316,7 @@ def received_by(run: Run) -> list[Row]:
 
 
 def write_newcomers(run: Run, rows: Sequence[Row]) -> None:
-    """Record that newcomers have joined, and their rows instead of those of failed attempts.
-
-    Raises `OSError` if the disk refuses to write.
-    """
+    """Record that newcomers have joined, and their rows instead of those of failed attempts."""
     write_json(run.path / "config.json", run.description)
     new = {(row["round"], row["partition_id"]) for row in rows}
     before = run.further_rows.get(NEW_CLIENTS, [])

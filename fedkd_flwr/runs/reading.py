@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.config import current_config
-from fedkd_flwr.runs.arrays import ArraysError, read_arrays
+from fedkd_flwr.files import ArraysError, read_arrays
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
-from fedkd_flwr.runs.provenance import legs_of
 from strategies.core.evaluations import (
     COLUMNS,
     EVALUATIONS,
@@ -206,10 +205,7 @@ class Run:
 
     @cached_property
     def matrices(self) -> dict[str, NDArray[Any]]:
-        """The method's matrices by name, shape (rounds, ...).
-
-        Entries of clients that have not trained yet are those of the start.
-        """
+        """The method's matrices by name, shape (rounds, ...)."""
         read = {name: self._matrices_of(name) for name in self.matrix_names}
         return {name: in_one_shape(rounds) for name, rounds in read.items() if rounds}
 
@@ -325,11 +321,7 @@ class Run:
     def continued(
         self, after_round: int, description: dict[str, Any], sizes: Mapping[str, int]
     ) -> "Run":
-        """Return the run up to a round, with the description of how it is continued.
-
-        `sizes` are the bytes of its files at the end of that round. What a lost round has written
-        comes after them, and may be about an earlier round.
-        """
+        """Return the run up to a round, and up to the bytes of its files at the end of it."""
         run = Run(self.path, self.allow_code, after_round)
         # Cached properties are kept there.
         vars(run).update(description=description, _sizes=sizes)
@@ -363,10 +355,7 @@ class Run:
             log(WARNING, "%s: matrices.npz is a format of version 0.1 and is not read.", self.path)
 
     def require_rounds(self, rounds: int) -> None:
-        """Check that no round is missing.
-
-        Raises `DamagedRunError` if lines are missing.
-        """
+        """Check that no round is missing."""
         if len(self.round_rows) < rounds:
             reason = f"it holds {len(self.round_rows)} of {rounds} rounds"
             raise self._damaged_lines("rounds", reason)
@@ -503,10 +492,7 @@ def load_run(path: str | Path, allow_code: str | Iterable[str] = ()) -> Run:
 
 
 def evaluations_in(row: Row) -> list[Row]:
-    """Return the evaluations in a client's row of a version that had no table of them.
-
-    Accuracies without counts are of as many samples as the client's own model was evaluated on.
-    """
+    """Return the evaluations in a client's row of a version that had no table of them."""
     found = []
     for model, split in product(MODELS, SPLITS):
         prefix, total = column_prefix(model, split), row.get(f"{column_prefix('own', split)}total")
@@ -516,6 +502,14 @@ def evaluations_in(row: Row) -> list[Row]:
             counts = Counts(model, split, right, int(total), row.get(f"{prefix}loss"))
             found.append(evaluation_row(row["round"], row["partition_id"], counts))
     return found
+
+
+def legs_of(description: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], slice]]:
+    """Return what describes each process that wrote a run, and its rounds that count."""
+    legs = [{**description, "after_round": 0}, *description.get("continued", [])]
+    begins = [leg["after_round"] for leg in legs]
+    ends = [min(begins[number:], default=None) for number in range(1, len(legs) + 1)]
+    return [(leg, slice(begin, end)) for leg, begin, end in zip(legs, begins, ends, strict=True)]
 
 
 def damaged(file: Path, reason: str, remedy: str) -> DamagedRunError:
@@ -560,10 +554,7 @@ def _reason(error: Exception) -> str:
 
 
 def in_one_shape(matrices: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Stack matrices of rounds, (rounds, ...); a run may have been continued with more clients.
-
-    Entries of clients that had not joined are NaN, or -1 in integers.
-    """
+    """Stack matrices, (rounds, ...); clients that had not joined are NaN, or -1."""
     shape = np.max([matrix.shape for matrix in matrices], axis=0).astype(int)
     filler = np.nan if np.issubdtype(matrices[0].dtype, np.floating) else -1
     stacked = np.full((len(matrices), *shape), filler, dtype=matrices[0].dtype)

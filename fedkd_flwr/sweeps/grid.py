@@ -56,14 +56,7 @@ def read_sweep(
     settings: Mapping[str, Scalar] | None = None,
     only: Selection | None = None,
 ) -> dict[str, Configuration]:
-    """Read a sweep file and validate every run of it.
-
-    They are in their order, by the name of their directory. Runs that differ in settings of other
-    methods alone are one run. `settings` hold for every run, whatever the file says. `only` has the
-    values that a run may have for some settings; a setting of a method's table is one of the runs
-    alone whose method reads it. Raises `ConfigError` if the file is no sweep, one of its runs is
-    impossible, or none of them is wanted.
-    """
+    """Read a sweep file and validate every run of it."""
     path = sweep_file(path)
     settings = dict(settings or {})
     base, grids = _read_tables(path)
@@ -97,11 +90,7 @@ def read_sweep(
 def select_runs(
     path: str | Path, configurations: Mapping[str, Configuration], only: Selection
 ) -> dict[str, Configuration]:
-    """Return those runs of a sweep that have one of the values wanted for each setting.
-
-    A method has no value for the settings of others, whatever their default is. Raises
-    `ConfigError` if no run has such a setting, or none is wanted.
-    """
+    """Return those runs of a sweep that have one of the values wanted for each setting."""
     read = {name: _read_settings(run) for name, run in configurations.items()}
     known = {key for own in read.values() for key in own}
     wanted = {
@@ -174,10 +163,7 @@ def _in_words(values_of: Mapping[str, Collection[Scalar]]) -> str:
 
 
 def run_name(configuration: Configuration) -> str:
-    """Return the name of a run's directory, a function of the settings that define the run.
-
-    Settings at their default do not enter it, so that a new setting leaves names alone.
-    """
+    """Return the name of a run's directory, a function of the settings that define the run."""
     defaults, settings = default_values(), configuration.defining()
     changed = {name: value for name, value in settings.items() if value != defaults.get(name)}
     digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
@@ -203,10 +189,7 @@ def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
 
 
 def grid_values(path: str | Path) -> dict[str, list[Scalar]]:
-    """Return the settings for which every run of a sweep has a value in its grids.
-
-    Raises `ConfigError` if the file is not a sweep.
-    """
+    """Return the settings for which every run of a sweep has a value in its grids."""
     _, grids = _read_tables(sweep_file(path))
     varied = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
     return {
@@ -306,10 +289,7 @@ def _log_overrides(
 
 
 def _require_same_place(path: Path, one: Configuration, other: Configuration) -> None:
-    """Refuse two runs that differ in nothing but where and how they take place.
-
-    Runs that differ in settings of other methods are one run, which is meant.
-    """
+    """Refuse two runs that differ in nothing but where and how they take place."""
     first, second = one.flat(), other.flat()
     differing = [name for name in first if "." not in name and first[name] != second[name]]
     if differing:

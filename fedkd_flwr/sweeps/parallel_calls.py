@@ -31,14 +31,7 @@ def call_in_parallel(
     gpus: float = 0.0,
     on_wait: Callable[[Collection[Item]], None] = lambda items: None,
 ) -> Generator[tuple[Item, Outcome | Exception], None, None]:
-    """Call a function with each item, and yield the outcomes as they arrive.
-
-    When the iteration ends for any reason, running calls are stopped. Function and items are
-    picklable, and items are read only when another call can start. At most `jobs` calls run at a
-    time, each with these CPUs and GPUs, which may be shared. An outcome is a result, or why its
-    process ended. `on_wait` is called regularly with the items in progress. Raises `ConfigError` if
-    no machine has the resources of one call.
-    """
+    """Call a function with each item, and yield the outcomes as they arrive."""
     with _ray(jobs * cpus):
         import ray
 

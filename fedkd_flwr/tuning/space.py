@@ -25,11 +25,7 @@ WIDER = 0.5
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting of a search.
-
-    `log` spreads values over orders of magnitude. `least` and `most` are the limits of the setting
-    itself, which a wider range respects.
-    """
+    """One setting of a search."""
 
     low: float
     high: float
@@ -73,11 +69,7 @@ class Dimension:
 
 
 def search_space(method: Method) -> dict[str, Dimension]:
-    """Return the settings of a method that declare a `SearchRange`, the step size among them.
-
-    Raises `ConfigError` if the step size declares none: without it methods would not be tuned
-    alike.
-    """
+    """Return the settings of a method that declare a `SearchRange`, the step size among them."""
     space = {**_declared(TrainingSettings), **_declared(method.record.settings_type)}
     if STEP_SIZE not in space:
         raise ConfigError(

@@ -18,9 +18,8 @@ from fedkd_flwr.engines import with_absolute_folders
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
-from fedkd_flwr.tuning.halving import BASELINE, steps_of_local
 from fedkd_flwr.tuning.space import search_space
-from fedkd_flwr.tuning.study import MethodSearch, best_trial, steps_taken
+from fedkd_flwr.tuning.study import BASELINE, MethodSearch, best_trial, steps_of_local, steps_taken
 
 SWEEP_FILE = "chosen.toml"
 """Sweep of the chosen settings, in the folder of a tuning."""
@@ -75,17 +74,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A finished tuning.
-
-    Attributes
-    ----------
-    methods : list of Tuned
-        The best on validation data first.
-    sweep : Path
-        A sweep file that runs the chosen settings with fresh seeds.
-    searches : list of MethodSearch
-        What was searched, in the order of the methods asked for.
-    """
+    """A finished tuning."""
 
     methods: list[Tuned]
     sweep: Path
@@ -108,47 +97,7 @@ def tune(
     jobs: int = 1,
     on_method: Callable[[str], None] | None = None,
 ) -> Tuning:
-    """Search for the best settings of several methods on validation data, under the same rules.
-
-    Every method gets the same number of gradient steps, `local` included. Those of distillation,
-    and of fine-tuning before an evaluation that the search reads, count like those in training.
-    A second call continues where the first stopped. Runs of the search read no test data
-    (``evaluated-split = validation``); those of the sweep do. All methods are searched by
-    successive halving and a tree-structured Parzen estimator.
-
-    Parameters
-    ----------
-    settings : mapping
-        The flat run config that all runs share.
-    methods : sequence of str
-        Names of the methods; `local` is added.
-    output_dir : str or Path
-        Folder for studies, runs and the sweep file.
-    budget : int
-        Gradient steps for each method, in whole trials of `local`: runs of all rounds with every
-        tuning seed. Halving stops most trials early, so there are about twice as many.
-    seeds : int
-        Tuning seeds, 0, 1, …; a trial's value is the mean over them.
-    fresh_seeds : int
-        Seeds of the sweep that is written; none of them is a tuning seed.
-    jobs : int
-        Methods searched at a time, each in a process of its own.
-    on_method : callable, optional
-        Is called with the name of each method whose search has ended.
-
-    Returns
-    -------
-    Tuning
-        The methods with their best settings.
-
-    Raises
-    ------
-    ConfigError
-        If the clients have no validation data, a number is out of range, the folder holds
-        studies with other settings, or no trial of a method could be completed.
-    RunDirectoryError
-        If a study is damaged, or the runs of a best trial were deleted.
-    """
+    """Search for the best settings of several methods on validation data, under the same rules."""
     numbers = {"budget": budget, "seeds": seeds, "jobs": jobs, "fresh-seeds": fresh_seeds}
     for name, number in numbers.items():
         if number < 1:
@@ -182,10 +131,7 @@ def tune(
 
 
 def _values_of_trials(configuration: Configuration) -> dict[str, Scalar]:
-    """Return the flat run config that all trials of a method share.
-
-    They read no test data, and write to their run directories alone.
-    """
+    """Return the flat run config that all trials of a method share."""
     values = with_absolute_folders(configuration.without_unread()).flat()
     own_folders: dict[str, Scalar] = {"models-dir": "", "state-dir": "", "keep-best": False}
     return {**values, "evaluated-split": "validation", **own_folders}
