@@ -63,18 +63,6 @@ def test_parts_under_any_usual_name_are_no_classes(parts, tmp_path):
     assert (len(found.images), found.classes) == (8, 2)
 
 
-def test_a_part_that_archives_hold_twice_is_read_once(tmp_path):
-    write_pets(tmp_path / "train/train", ["cat", "dog"])
-    write_pets(tmp_path / "test/test", ["cat", "dog"])
-    assert load_images(f"folder:{tmp_path}").classes == 2
-
-
-def test_a_class_named_like_a_part_is_one(tmp_path):
-    for name in ("bus", "train"):
-        save(tmp_path / name, "0.png", np.zeros((8, 8), np.uint8))
-    assert load_images(f"folder:{tmp_path}").classes == 2
-
-
 @pytest.mark.parametrize("other", [("Cat", "cat"), ("caf\u00e9", "cafe\u0301")])
 def test_names_that_differ_in_case_or_unicode_form_are_one_class(other, logged, tmp_path):
     for part, name in zip(("train", "test"), other, strict=True):
@@ -103,12 +91,6 @@ def test_folders_with_equal_subfolders_may_be_clients_so_the_run_asks(logged, tm
             load_images(f"folder:{tmp_path}", data_format=DataFormat(classes=classes))
     assert load_images(f"folder:{tmp_path}", data_format=DataFormat(classes=3)).classes == 3
     assert "the former are read as classes" in logged()[-1]
-
-
-def test_patients_in_class_folders_are_no_question(tmp_path):
-    write_pets(tmp_path / "ill", ["cat"])
-    write_pets(tmp_path / "well", ["dog"])
-    assert load_images(f"folder:{tmp_path}").classes == 2
 
 
 def test_parts_without_class_folders_are_refused(tmp_path):
