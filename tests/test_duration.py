@@ -32,14 +32,6 @@ def test_the_estimate_counts_rounds_and_clients_and_is_made_once(logged):
     assert announced(logged) == ["This run takes about 12 minutes: 10 rounds of 8 clients."]
 
 
-def test_a_short_run_is_not_announced(logged):
-    estimate = DurationEstimate(rounds=10)
-    estimate.trained(0.7, done=1, total=8)
-    # Nor is a slow client later on a reason to speak.
-    estimate.trained(500.0, done=2, total=8)
-    assert announced(logged) == []
-
-
 class SlowClock:
     def __init__(self):
         self.now = 0.0

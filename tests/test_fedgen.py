@@ -12,6 +12,7 @@ from two_clients import CHANGES, returned_weights, witnessed
 import fedkd_flwr
 from fedkd_flwr.training.feature_generator import draws, generator_loss
 from strategies.core.randomness import random_generator
+from strategies.fedgen import shares_by_class
 
 
 @pytest.fixture
@@ -75,6 +76,11 @@ def test_the_servers_loss_by_hand():
             product += float(near) / 16
     loss = generator_loss(g, heads, shares, classes, noise, diversity=0.5)
     assert float(loss.detach()) == pytest.approx(expected + 0.5 * np.exp(-product), rel=1e-5)
+
+
+def test_classes_without_samples_have_no_teacher():
+    counts = np.array([[3.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    np.testing.assert_array_equal(shares_by_class(counts), [[0.75, 0, 1], [0.25, 0, 0]])
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 from by_hand import trained
+from helpers import Witness, run_with
 from two_clients import CHANGES, sizes_of, training_data, witnessed
 
-from strategies.core.probabilities import project_onto_simplex
+from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.kt_pfl_params import distance_gradient
 from strategies.parameters import gram_matrix
 
@@ -64,3 +65,24 @@ def test_clients_start_part_of_the_way_to_the_mixture_of_models(small, tmp_path)
         assert np.abs(coefficients - before).max() > 1e-3
         sent = (coefficients @ ends).astype(np.float32)
         starts = [end + np.float32(0.7) * (mix - end) for end, mix in zip(ends, sent, strict=True)]
+
+
+def test_only_the_repliers_coefficients_move_and_absent_models_are_not_mixed_in(small, tmp_path):
+    small |= {**QUICK, "num-clients": 4, "fraction-train": 0.5, "num-server-rounds": 4}
+    run = Witness()
+    finished, _ = run_with(run, small, tmp_path / "run")
+    before = np.full((4, 4), 0.25)
+    for t in (1, 2, 3, 4):
+        repliers, after = run.trained(t), finished.matrices["coefficients"][t - 1]
+        moved = np.abs(after - before) > 0
+        assert moved.any()
+        moved[np.ix_(repliers, repliers)] = False
+        assert not moved.any()
+        np.testing.assert_allclose(after.sum(axis=1), 1)
+        models = [run.up[t, "train", n]["weights"] for n in repliers]
+        for n in run.trained(t + 1):
+            row = normalized_rows(after[[n]][:, repliers])[0]
+            np.testing.assert_allclose(
+                run.down[t + 1, "train", n]["weights"], row @ models, atol=1e-6
+            )
+        before = after
