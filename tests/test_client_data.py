@@ -199,13 +199,6 @@ def test_clients_and_public_pool_share_no_sample():
     assert set(seen) == everything
 
 
-def test_clients_of_a_process_share_the_pool_and_are_loaded_once():
-    assert load_client(DIGITS, 0) is load_client(DIGITS, 0)
-    assert load_client(DIGITS, 0).public_images is load_client(DIGITS, 1).public_images
-    equal = plan_of(num_clients=5)
-    assert load_client(equal, 0) is load_client(DIGITS, 0)
-
-
 def test_max_samples_takes_all_classes_alike():
     run = plan_of(num_clients=4, max_samples=500, held_out_size=0)
     chosen = np.concatenate(client_indices(run))

@@ -199,19 +199,6 @@ def test_a_client_whose_estimator_fails_is_left_out(answer, small, tmp_path, cap
     assert re.search(f"Dropped from this round: client 0, .*{BAD_ANSWERS[answer]}", caplog.text)
 
 
-@pytest.mark.parametrize("name", ["xgboost:XGBClassifier", "lightgbm:LGBMClassifier"])
-def test_estimators_of_other_packages_run_and_are_exported(name, small, tmp_path):
-    package, kind = name.split(":")
-    builder = getattr(pytest.importorskip(package), kind)
-    settings = {**small, "strategy": "kt-pfl", "models": f"{name},mlp", "num-clients": 2}
-    settings |= {"estimator-options": f"{kind} = {{n_estimators = 5}}"}
-    settings |= {"models-dir": str(tmp_path / "models")}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    assert run.rounds["replies"].tolist() == [2, 2]
-    model = fedkd_flwr.load_model(tmp_path / "models" / "0.safetensors", builder)
-    assert isinstance(model.estimator, builder)
-
-
 def stop(reply):
     raise KeyboardInterrupt
 

@@ -207,14 +207,6 @@ def test_a_moment_that_some_clients_lack_is_not_shown(small, tmp_path):
     assert "trained_accuracy" not in compared.table
 
 
-def test_steps_of_fine_tuning_are_not_those_of_the_second_moment(small, tmp_path):
-    settings = {**small, "models": "mlp", "strategy": "fedavg-ft"}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    training = sum(row["gradient_steps"] for row in run.round_rows)
-    assert run.summary["gradient_steps"] > training
-    assert showing(run, "trained").summary["gradient_steps"] == training
-
-
 def test_what_only_the_first_moment_has_is_not_shown_at_the_second(small, tmp_path):
     changes = {"partition": "two-classes", "models": "mlp", "new-clients": 0.25}
     settings = {**small, **changes, "measures": "classes", "strategy": "fedavg"}

@@ -67,14 +67,6 @@ def test_a_channel_is_standardized_over_images_and_pixels():
     assert scaled(TWO)[1, 0, 0, 1].item() == pytest.approx((30 - 11) / (133**0.5 + 0.001))
 
 
-def test_rows_of_numbers_have_one_channel_a_number():
-    rows = torch.tensor([[1.0, -4.0], [3.0, 4.0]])
-    for standardized in (standardized_per_pixel, standardized_per_channel):
-        scaled = standardized(rows)
-        assert scaled.mean.tolist() == [2, 0]
-        assert scaled.deviation.tolist() == [1, 4]
-
-
 @pytest.mark.parametrize("scaling", ["per-pixel", "per-channel"])
 def test_statistics_are_those_of_the_whole_data_set(scaling):
     images = load_images("digits").images

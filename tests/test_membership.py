@@ -286,16 +286,6 @@ def test_names_reach_the_log_and_the_rows_of_a_run(small, tmp_path, caplog):
     assert named[[2, 3]].isna().all()
 
 
-def test_absent_silos_are_said_by_name(caplog):
-    members = membership()
-    members.meet(FakeGrid(n11=(0, "a"), n12=(1, "b", "uke"), n13=(2, "c")), 1)
-    members.meet(FakeGrid(**RESTARTING), 2)
-    assert "Not connected in round 2: client 1 (uke)" in caplog.text
-    caplog.clear()
-    members.meet(FakeGrid(**RESTARTING), 3)
-    assert not caplog.text
-
-
 def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(
     small, tmp_path, monkeypatch
 ):

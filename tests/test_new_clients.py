@@ -146,17 +146,6 @@ def test_under_local_a_new_client_gets_the_model_of_a_participant(small, tmp_pat
     assert rows["loss"].to_dict() == first["loss"][rows.index].to_dict()
 
 
-def test_the_row_of_a_new_client_has_the_gradient_steps_of_all_its_rounds(small, tmp_path):
-    steps = {}
-    for rounds in (1, 3):
-        flat = settings_for("local", small, **{"new-client-rounds": rounds})
-        run = fedkd_flwr.run(flat, output_dir=tmp_path / str(rounds))
-        (row,) = run.table(NEW_CLIENTS).to_dict("records")
-        steps[rounds] = row["gradient_steps"]
-        assert run.round_rows[-1]["new_gradient_steps"] == steps[rounds]
-    assert steps[3] == 3 * steps[1] > 0
-
-
 def test_models_of_new_clients_are_exported(small, tmp_path):
     flat = settings_for("kt-pfl", small, **{"models-dir": str(tmp_path / "models")})
     flat |= {"keep-best": True}

@@ -286,16 +286,6 @@ def test_a_genotype_is_drawn_with_its_operations_and_nodes(tmp_path):
         assert (tmp_path / f"genotype.{suffix}").read_bytes().startswith(start)
 
 
-def test_accuracy_is_in_percent_and_gain_in_points(comparison):
-    figure = plots.plot_accuracy_over_rounds(comparison)
-    axes = main_axes(figure)
-    assert axes.yaxis.get_major_formatter()(0.875) == "87.5%"
-    assert axes.get_title() == "digits, k-classes-grouped, 4 clients"
-    gain = main_axes(plots.plot_gain_over_local(comparison)).xaxis
-    assert gain.get_major_formatter()(-0.05, None) == "-5"
-    assert gain.get_label().get_text().endswith("points")
-
-
 @pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_figures_are_written_as_svg_and_pdf(comparison, tmp_path, file_format, start):
     figures = [("accuracy", plots.plot_accuracy_over_rounds(comparison))]
