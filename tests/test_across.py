@@ -101,23 +101,6 @@ def test_a_method_without_all_seeds_is_left_out_and_named(folders):
         compare_across(folders, against="kt-pfl")
 
 
-def test_a_method_that_a_comparison_lacks_is_left_out_and_named(folders):
-    write_run(folders[0], "fedavg", 0, [0.9, 0.9])
-    across = compare_across(folders)
-    assert "fedavg" not in across.table.index
-    left_out = "Methods are left out that are not in every comparison: fedavg."
-    assert across.notes[0] == left_out
-    with pytest.raises(ConfigError, match=r"needs fedavg and .* not in every comparison: fedavg"):
-        compare_across(folders, against="fedavg")
-
-
-def test_methods_that_all_tie_have_no_ranks_to_test(tmp_path):
-    for number, method in product(range(2), ("local", "kt-pfl", "fedmd")):
-        write_run(tmp_path / f"data-{number}", method, 0, [0.5, 0.5])
-    across = compare_across([tmp_path / "data-0", tmp_path / "data-1"])
-    assert across.notes[-1] == "Friedman's test is undefined where all methods tie."
-
-
 def test_a_client_without_an_evaluation_is_named(folders):
     run = write_run(folders[2], "kt-pfl", 0, [0.62, 0.62])
     rows = [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
@@ -157,16 +140,6 @@ def test_methods_with_other_rounds_than_the_reference_are_left_out(folders):
     across = compare_across(folders)
     assert "fedavg" not in across.table.index
     assert "num-server-rounds is 40 in fedavg and 2 in local" in " ".join(across.notes)
-
-
-def test_folders_of_the_same_name_are_told_apart_by_their_parents(folders, tmp_path):
-    for parent in ("a", "b"):
-        (tmp_path / parent).mkdir()
-        folders.pop().rename(tmp_path / parent / "digits")
-    twice = [tmp_path / "a" / "digits", tmp_path / "b" / "digits", tmp_path / "a" / "digits"]
-    across = compare_across(twice)
-    assert across.units == "2 comparisons"
-    assert list(across.gains.index.get_level_values(0)) == ["a/digits", "b/digits"]
 
 
 def test_the_command_prints_a_table_and_draws_a_diagram(folders, tmp_path):

@@ -69,14 +69,6 @@ def test_the_memory_order_of_models_does_not_change_results(order):
     torch.testing.assert_close(found, [other(images).detach() for other in apart])
 
 
-def test_adjacent_models_do_not_change_the_draws_of_borrowers():
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    prepare_adjacent(MLP, 3)
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_a_larger_cohort_gets_new_adjacent_models():
     prepare_adjacent(MLP, 2)
     few = filled([borrow(MLP) for _ in range(2)])
@@ -86,15 +78,3 @@ def test_a_larger_cohort_gets_new_adjacent_models():
     assert not {id(model) for model in few} & {id(model) for model in more}
     give_back(few[0])  # from before: another client may still have it
     assert borrow(MLP) is few[0]
-
-
-def test_a_model_whose_parameters_were_moved_is_trained_in_place():
-    prepare_adjacent(MLP, 3)
-    laid_out = filled([borrow(MLP) for _ in range(3)])
-    with torch.no_grad():
-        for parameter in laid_out[1].parameters():
-            parameter.data = parameter.data.clone()
-    apart = filled([MLP.build() for _ in range(3)])
-    train_together(list(jobs_of(laid_out)))
-    train_together(list(jobs_of(apart)))
-    assert_same_weights(laid_out, apart)

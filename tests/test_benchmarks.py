@@ -1,20 +1,15 @@
 """Tests of the benchmark framework, on tasks that take almost no time."""
 
 import os
-from dataclasses import replace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command
-from benchmarks import gpu, pairs
-from benchmarks.bare import BareClient, bare_round, settings_for
-from benchmarks.cohort import Clients
-from benchmarks.records import Record, current_conditions, read_records, save_record
-from fedkd_flwr.config import read_config
-from fedkd_flwr.custom_objects.naming import name_objects
-from fedkd_flwr.data.clients import load_client
+from benchmarks import pairs
+from benchmarks.bare import BareClient, bare_round
+from benchmarks.records import current_conditions, read_records
 
 
 def result(name, ratio, at_most=None, at_least=None):
@@ -111,17 +106,6 @@ def test_rows_are_read_as_they_were_written(monkeypatch, tmp_path):
     assert rows[0].conditions.load == 0.5
 
 
-def test_a_later_call_replaces_rows_even_if_it_is_interrupted(monkeypatch, tmp_path):
-    file = tmp_path / "speed.json"
-    before = replace(current_conditions(["too_little"]), date="2026-01-01")
-    for row in too_little():
-        save_record(Record(row, before), file)
-    assert call(monkeypatch, "broken", "--json", str(file)).exit_code
-    quick, slow = read_records(file)
-    assert (quick.result.ratio, slow.result.ratio) == (0.7, 2.5)
-    assert quick.conditions.date > slow.conditions.date == "2026-01-01"
-
-
 @pytest.mark.parametrize("content", ["{", "{}", '{"a": 1}', "[1]", '[{"name": "quick"}]'])
 def test_other_files_are_refused_and_left_unchanged(monkeypatch, tmp_path, content):
     file = tmp_path / "run.json"
@@ -135,39 +119,3 @@ def test_every_benchmark_can_be_imported():
     assert {*command.NAMED} < {*command.BENCHMARKS}
     for name in command.BENCHMARKS.values():
         assert callable(command.resolve_name(name))
-
-
-@pytest.mark.parametrize(("samples", "trained_on"), [(800, 600), (30, 22)])
-def test_clients_train_on_the_number_of_samples_in_the_row_names(samples, trained_on):
-    public = {"held-out-size": 20, "public-size": 20}
-    settings = name_objects(settings_for("mlp", 1, samples + 20, **public))
-    client = load_client(read_config(settings).run.data_plan, 0)
-    assert (len(client.train_labels), len(client.test_labels)) == (trained_on, samples - trained_on)
-
-
-def test_cohorts_train_as_clients_one_by_one(monkeypatch):
-    monkeypatch.setattr("benchmarks.cohort.cohort_size", lambda architecture, cohort: 2)
-
-    def trained(train):
-        torch.manual_seed(0)
-        clients = Clients.build("mlp", 3, 5, "cpu")
-        before = [model.state_dict()["1.weight"].clone() for model in clients.models]
-        getattr(clients, train)()
-        after = [model.state_dict()["1.weight"] for model in clients.models]
-        assert not any(map(torch.equal, before, after))
-        return after
-
-    alone, together = map(trained, ("train_one_by_one", "train_in_cohorts"))
-    for one, other in zip(alone, together, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_each_row_is_named_after_its_device():
-    assert gpu.time_cohort("mlp", 2, "cpu", samples=8).name == "2 mlp clients on cpu, one by one"
-    assert gpu.time_bf16("mlp", "cpu", samples=8).name == "a mlp client on cpu, float32"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")
-def test_without_a_gpu_it_says_so():
-    ended = CliRunner().invoke(command.app, ["gpu"])
-    assert (ended.exit_code, "has no GPU" in ended.output) == (2, True)

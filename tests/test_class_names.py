@@ -3,8 +3,6 @@
 import json
 import math
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, Features, Image
 from federation import images_of
@@ -73,18 +71,6 @@ def test_names_of_labels_come_from_the_metadata_of_a_table(tmp_path):
     assert turned == digits[::-1]
     plain = write_parquet(tmp_path / "plain.parquet", *images_of(SILOS, 0))
     assert class_names(str(plain), 10) == []
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [b"no json", b"[]", b'{"info": {"features": {"label": {"names": "ab"}}}}',
-     b'{"info": {"features": {"label": {"names": [1, 2]}}}}', b'{"info": {"features": {}}}'],
-)  # fmt: skip
-def test_metadata_that_names_no_classes_are_ignored(metadata, tmp_path):
-    table = pa.table({"label": [0, 1], "image": [b"", b""]})
-    file = tmp_path / "own.parquet"
-    pq.write_table(table.replace_schema_metadata({b"huggingface": metadata}), file)
-    assert class_names(str(file), 2) == []
 
 
 def test_a_silo_without_names_takes_part(silos, small, tmp_path):

@@ -13,7 +13,7 @@ import fedkd_flwr
 from fedkd_flwr.clients.parameters import FedAvgClient
 from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.models import model_pool
-from fedkd_flwr.models.model_pool import Architecture, borrow, give_back, prepare_adjacent
+from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import cohort_key, run_together, train_together
 from fedkd_flwr.training.jobs import TrainJob, result_of
@@ -248,15 +248,6 @@ def test_a_client_that_fails_returns_its_model(small, tmp_path, monkeypatch):
         del REGISTERED["own"]
     assert finished.clients["failure"].notna().any()
     assert sizes and all(sizes)
-
-
-def test_models_that_were_not_returned_are_replaced():
-    prepare_adjacent(MLP, 3)
-    lost = borrow(MLP)
-    prepare_adjacent(MLP, 3)
-    models = [borrow(MLP) for _ in range(3)]
-    assert model_pool.adjacent_parameters(models) is not None
-    assert lost not in models
 
 
 def test_a_borrowed_model_is_returned_after_an_error():

@@ -231,14 +231,6 @@ def test_different_scales_are_warned_about_once(private, public, stays, becomes,
     assert logged() == ([expected] if stays else [])
 
 
-def test_a_different_scale_from_the_catalogue_is_warned_about(own, logged):
-    changes = {"dataset": f"{HERE}:floats", "public-dataset": "digits"}
-    changes["input-scaling"] = "symmetric"
-    check_data(read_config({**own, **changes}).run.data_plan, 20)
-    (said,) = logged()
-    assert "the images of digits are scaled to -1 to 1" in said
-
-
 def test_a_node_loads_its_data_from_a_function(own, tmp_path):
     run, _ = run_with(client_app, own, tmp_path / "run", node_configs={1: {"data-path": SERIES}})
     sizes = run.clients.set_index("partition_id")["num_examples"]
@@ -248,15 +240,3 @@ def test_a_node_loads_its_data_from_a_function(own, tmp_path):
         load_node_data(SERIES, (13,), 2)
     with pytest.raises(DataError, match="there is no folder"):
         load_node_data("nowhere.at_all", (13,), 2)
-
-
-def test_runs_on_different_data_are_not_compared(own, tmp_path):
-    runs = [
-        fedkd_flwr.run(
-            {**own, "dataset": dataset, "models": "mlp", "strategy": "local"},
-            output_dir=tmp_path / str(n),
-        )
-        for n, dataset in enumerate((SERIES, WINES))
-    ]
-    with pytest.raises(ConfigError, match=f"different data .*dataset .{WINES}, {SERIES}"):
-        fedkd_flwr.compare(runs)

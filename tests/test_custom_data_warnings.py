@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from helpers import write_image_folder
 from torch import nn
 
@@ -13,10 +12,10 @@ import fedkd_flwr
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.custom_objects.importing import HELD
 from fedkd_flwr.data import checks, sources
-from fedkd_flwr.data.checks import warnings_about_copies, warnings_about_data
+from fedkd_flwr.data.checks import warnings_about_data
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import count_classes
-from fedkd_flwr.models.build import build_model, fitting_models, returns_probabilities
+from fedkd_flwr.models.build import build_model, returns_probabilities
 
 HERE = "test_custom_data_warnings"
 CALLS = []
@@ -146,14 +145,6 @@ def test_built_in_models_that_do_not_fit_are_refused(changes, sentence, own, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_models_that_fit_are_those_that_answer():
-    assert fitting_models((20,), 3) == ["mlp"]
-    small = fitting_models((1, 4, 4), 3)
-    assert "alexnet" not in small
-    for name in small:
-        assert build_model(name, (1, 4, 4), 3).eval()(torch.zeros(2, 1, 4, 4)).shape == (2, 3)
-
-
 def test_changed_data_are_reported_by_resume_and_compare(own, logged, tmp_path):
     changes = {"dataset": f"{HERE}:table", "models": "mlp", "strategy": "local"}
     runs = [
@@ -204,12 +195,3 @@ def test_copies_of_training_samples_are_counted(changes, sentences, own, logged,
     lines = [line for line in logged() if "are copies of" in line]
     assert len(lines) == len(sentences)
     assert all(sentence in line for sentence, line in zip(sentences, lines, strict=True))
-
-
-def test_copies_are_counted_in_each_client_alone():
-    samples = torch.tensor([[0.0], [1.0], [0.0], [1.0], [2.0], [2.0]])
-    none = np.empty(0, np.int64)
-    first, second = (np.array([0, 1]), none, np.array([2, 4])), (np.array([5]), none, np.array([3]))
-    within, public = warnings_about_copies(samples, [first, second], torch.tensor([[2.0], [3.0]]))
-    assert within.startswith("1 of 3 test samples are copies") and "(1 of 2 clients)" in within
-    assert public.startswith("1 of 2 public samples are copies")

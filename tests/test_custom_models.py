@@ -10,7 +10,7 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.export import save_personalized_model
-from fedkd_flwr.models.build import build_custom_model, build_model, checked_custom_model
+from fedkd_flwr.models.build import build_custom_model, checked_custom_model
 from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.features import features_and_logits, fold_into, with_common_width
 from fedkd_flwr.models.layers import head_of
@@ -113,11 +113,6 @@ class Scaled(HeadFirst):
 
     def forward(self, samples):
         return self.fc(self.scale * self.body(samples))
-
-
-class Headless(HeadFirst):
-    def forward(self, samples):
-        return super().forward(samples).log_softmax(1)
 
 
 class Tied(HeadFirst):
@@ -226,15 +221,6 @@ def test_a_malformed_name_is_refused(name, small):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "shared"), [("fedproto", {}), ("fedkd", {"fedkd.shared-model": "mlp"})]
-)
-def test_a_model_without_a_head_is_refused_where_the_method_needs_one(strategy, shared, small):
-    changes = {"strategy": strategy, "models": f"mlp,{HERE}:Headless", **shared}
-    with pytest.raises(ConfigError, match=f"{strategy}: Headless has no head"):
-        fedkd_flwr.run({**small, **changes})
-
-
-@pytest.mark.parametrize(
     "changes",
     [
         {"strategy": "kt-pfl", "models": f"mlp,{TINY}"},
@@ -323,12 +309,6 @@ def test_a_model_name_in_a_reply_is_never_imported(small, tmp_path, monkeypatch)
     assert imported == []
 
 
-def test_built_in_models_take_images_and_the_perceptron_takes_anything():
-    assert build_model("mlp", (7,), 3)(torch.zeros(2, 7)).shape == (2, 3)
-    with pytest.raises(ValueError, match="model 'lenet' takes no other samples"):
-        build_model("lenet", (7,), 3)
-
-
 def linear_net(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, classes))
 
@@ -352,25 +332,6 @@ def test_a_redefined_network_is_used_in_the_next_run(cohort, small, tmp_path, mo
     deep = losses(deep_net, "deep")
     assert losses(before, "linear") != deep
     assert losses(deep_net, "again") == deep
-
-
-def test_a_network_redefined_with_other_features_sends_prototypes_of_theirs(
-    small, tmp_path, monkeypatch
-):
-    def of_width(width):
-        def build(shape, classes):
-            body = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, width), nn.ReLU())
-            return nn.Sequential(body, nn.Linear(width, classes))
-
-        monkeypatch.setattr(f"{HERE}.linear_net", build)
-        changes = {"models": f"{HERE}:linear_net", "strategy": "fedproto", "num-server-rounds": 1}
-        run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / str(width))
-        return int(run.rounds["numbers_up"].sum())
-
-    numbers = [of_width(width) for width in (16, 48)]
-    # A client sends K counts, and a prototype for each of its classes.
-    counts = 10 * small["num-clients"]
-    assert (numbers[1] - counts) == 3 * (numbers[0] - counts)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from helpers import image_rows, write_image_folder
+from helpers import image_rows
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
@@ -109,15 +109,6 @@ def test_a_function_splits_the_data():
     held = [np.unique(labels[indices]).tolist() for indices in client_indices(plan)]
     order = np.random.default_rng(3).permutation(10)
     assert held == [[k] for k in order[:4].tolist()]
-
-
-def test_another_function_of_the_same_name_gives_another_split():
-    def sizes(first):
-        name = hold(lambda labels, num_clients, seed: [range(first), range(first, 20)], "lambda")
-        return [len(indices) for indices in client_indices(plan_of(2, partition=name))]
-
-    assert sizes(5) == [5, 15]
-    assert sizes(12) == [12, 8]
 
 
 @pytest.mark.parametrize(
@@ -237,13 +228,6 @@ def test_a_column_that_names_no_clients_is_refused(changes, sentence, table, sma
     assert "\n" not in str(refused.value)
 
 
-def test_folders_of_images_have_no_columns(tmp_path):
-    images = np.zeros((6, 8, 8), np.uint8)
-    folder = write_image_folder(tmp_path / "pets", images, np.arange(6) % 2)
-    with pytest.raises(DataError, match="has no columns; use a Parquet file, an Arrow folder"):
-        client_indices(plan_of(2, dataset=f"folder:{folder}", client_column="writer"))
-
-
 def test_arrow_folders_and_sets_of_the_hub_have_columns(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
     for part in range(2):
@@ -295,11 +279,6 @@ def test_a_third_array_names_the_client_of_each_sample(dataset, tmp_path):
     whose = samples[clients == "a", 1].tolist()
     settings = DataSettings(dataset=run.config["dataset"], partition="by-column", held_out_size=3)
     assert set(samples[client_indices(DataPlan(settings, 3))[0], 1]) < set(whose)
-
-
-def test_arrays_without_clients_are_not_split_by_them(tmp_path):
-    with pytest.raises(DataError, match=r"returns no clients; it should return \(samples"):
-        fedkd_flwr.run(BY_SITE, dataset=sites()[:2], partition="by-column")
 
 
 def test_a_split_may_ask_where_its_samples_are(tmp_path):

@@ -75,11 +75,6 @@ def test_only_clients_that_are_asked_have_a_row(toy, tmp_path):
     assert asked == {1: set(), 2: {*witness.trained(3)}, 3: {0, 1, 2, 3}}
 
 
-def test_a_run_of_one_round_teaches_once(toy, tmp_path):
-    run = fedkd_flwr.run(toy, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert len(table_of(run, "distilled")) == 8
-
-
 @pytest.mark.parametrize("is_distilled", [False, True])
 def test_a_run_exports_what_it_has_chosen(is_distilled, toy, tmp_path, monkeypatch):
     monkeypatch.setattr("fedkd_flwr.server_app.prefers_distilled", lambda run: is_distilled)

@@ -40,20 +40,6 @@ def test_the_trained_model_of_the_only_client_is_what_fedavg_evaluates_next(one_
     assert list(clients["trained_validation_accuracy"]) == validation
 
 
-def test_the_only_client_of_kt_pfl_on_parameters_receives_its_own_last_model(one_client, tmp_path):
-    clients = run_of(one_client, tmp_path, strategy="kt-pfl-params").clients
-    assert list(clients["received_accuracy"])[1:] == list(clients["accuracy"])[:-1]
-    assert clients["received_accuracy"].iloc[0] != clients["accuracy"].iloc[0]
-
-
-def test_only_clients_of_the_round_have_an_accuracy_after_training(small, tmp_path):
-    half = {"fraction-train": 0.5, "evaluate-every": 2, "num-server-rounds": 2, "models": "mlp"}
-    clients = run_of(small, tmp_path, strategy="fedavg", **half).clients
-    trained = clients[clients["train_loss"].notna()]
-    counted = clients[clients["trained_accuracy"].notna()]
-    assert list(counted["partition_id"]) == list(trained[trained["round"] == 2]["partition_id"])
-
-
 @pytest.mark.parametrize(
     ("method", "others"),
     [
@@ -221,14 +207,6 @@ def test_a_moment_that_some_clients_lack_is_not_shown(small, tmp_path):
     assert "trained_accuracy" not in compared.table
 
 
-def test_steps_of_fine_tuning_are_not_those_of_the_second_moment(small, tmp_path):
-    settings = {**small, "models": "mlp", "strategy": "fedavg-ft"}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    training = sum(row["gradient_steps"] for row in run.round_rows)
-    assert run.summary["gradient_steps"] > training
-    assert showing(run, "trained").summary["gradient_steps"] == training
-
-
 def test_what_only_the_first_moment_has_is_not_shown_at_the_second(small, tmp_path):
     changes = {"partition": "two-classes", "models": "mlp", "new-clients": 0.25}
     settings = {**small, **changes, "measures": "classes", "strategy": "fedavg"}
@@ -266,13 +244,6 @@ def test_the_expected_square_of_the_standard_error_is_the_variance_of_the_mean()
     ]
     spread = np.mean([(np.mean(sample) - accuracies.mean()) ** 2 for sample in samples])
     assert np.mean(np.square(errors)) == pytest.approx(spread)
-
-
-def test_there_is_none_without_a_sample_and_zero_if_all_are_drawn():
-    rows = [{"accuracy": a} for a in (0.2, 0.6)]
-    assert standard_error(rows, 0) == {}
-    assert standard_error(rows[:1], 9) == {}
-    assert standard_error(rows, 2) == {"accuracy_standard_error": 0}
 
 
 @pytest.mark.parametrize("strategy", ["local", "fedavg"])

@@ -71,12 +71,6 @@ def test_encoding_does_not_outlive_its_array():
     assert encoded() is None
 
 
-def test_other_grids_may_iterate_twice():
-    messages = exchange().to_evaluate(CLIENTS, lambda n: {"weights": np.full(3, n)}, grid=None)
-    first, again = list(messages), list(messages)
-    assert all(one is other for one, other in zip(first, again, strict=True))
-
-
 def test_replies_are_sorted_by_client_in_whatever_order_they_arrive():
     """Sums of floating-point numbers depend on their order."""
     exchanged, replies = exchange(), []

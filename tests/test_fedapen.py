@@ -125,13 +125,6 @@ def test_the_adaptability_set_fine_tunes_no_model(small, monkeypatch):
     assert not (images[:, None] == own[kept][None]).flatten(2).all(dim=2).any()
 
 
-@pytest.mark.parametrize(("total", "kept"), [(1, 0), (2, 0), (3, 1), (30, 1), (100, 5)])
-def test_two_samples_are_left_to_train(total, kept, small, monkeypatch):
-    client = client_of(small)
-    monkeypatch.setattr(type(client.data), "num_train", total)
-    assert [len(part) for part in client.parts] == [kept, total - kept]
-
-
 def test_without_the_ensemble_both_models_learn_as_in_fml_bit_for_bit(small, tmp_path):
     """With lambda 1 the private model is evaluated, as in FML."""
     small |= {**AS_FML, "batch-size": 16, "momentum": 0.9, "models": "mlp,lenet"}

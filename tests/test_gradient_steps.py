@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-from helpers import SMALLEST_SUPERNET
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
@@ -45,28 +44,11 @@ def test_distillation_steps_count_from_the_second_round(base, tmp_path):
         assert table.loc[n].tolist() == [private, private + 2 * batches(40, 15)]
 
 
-def test_the_steps_of_a_cohort_are_those_of_each_client(base, tmp_path):
-    settings = {**base, "strategy": "ditto"}
-    alone = fedkd_flwr.run(settings, output_dir=tmp_path / "alone")
-    together = fedkd_flwr.run({**settings, "cohort": "on"}, output_dir=tmp_path / "together")
-    table, sizes = steps_by_round(alone)
-    assert table.equals(steps_by_round(together)[0])
-    # Ditto trains the global model and the personal one.
-    assert table[1].to_dict() == {n: 2 * batches(size, 16) for n, size in sizes.items()}
-
-
 def test_the_second_stage_of_persfl_counts_in_its_last_round(base, tmp_path):
     run = fedkd_flwr.run({**base, "strategy": "persfl"}, output_dir=tmp_path / "run")
     table, sizes = steps_by_round(run)
     # Lambda 0 ignores T, so there are three pairs, one epoch each.
     assert table[2].to_dict() == {n: (1 + 3) * batches(size, 16) for n, size in sizes.items()}
-
-
-def test_architecture_weights_take_a_step_beside_each_step_of_the_network(base, tmp_path):
-    settings = {**base, **SMALLEST_SUPERNET, "strategy": "fedkma-uniform", "num-server-rounds": 1}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    table, sizes = steps_by_round(run)
-    assert table[1].to_dict() == {n: 2 * batches(size, 16) for n, size in sizes.items()}
 
 
 def test_new_clients_have_steps_of_their_own(base, tmp_path):
@@ -84,13 +66,6 @@ def test_a_comparison_shows_the_steps_of_a_client_unless_earlier_code_made_the_r
     earlier = {name: value for name, value in run.summary.items() if name != "gradient_steps"}
     (run.path / "summary.json").write_text(json.dumps(earlier))
     assert "gradient steps" not in compare(run.path).to_markdown()
-
-
-def test_clients_that_were_never_contacted_count_in_the_mean(base, tmp_path):
-    few = {"num-clients": 6, "num-server-rounds": 1, "fraction-train": 0.4, "evaluate-clients": 1}
-    run = fedkd_flwr.run({**base, **few, "new-clients": 0.2}, output_dir=tmp_path / "run")
-    assert run.clients["partition_id"].nunique() < 5
-    assert compare(run).table["gradient_steps"].tolist() == [run.summary["gradient_steps"] / 5]
 
 
 def fine_tuning_by_round(run):
@@ -146,10 +121,3 @@ def test_per_fedavg_takes_two_steps_a_batch_and_one_before_an_evaluation(base, t
     )
     assert "fine_tuning_steps" not in as_received.rounds
     assert as_received.summary["gradient_steps"] == table.to_numpy().sum()
-
-
-def test_new_clients_are_fine_tuned_for_their_evaluation(base, tmp_path):
-    settings = {**base, "strategy": "fedavg-ft", "fedavg-ft.epochs": 2, "new-clients": 0.25}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    (new,) = run.further_rows["new_clients"]
-    assert run.round_rows[-1]["new_fine_tuning_steps"] == 2 * batches(new["num_examples"], 16)

@@ -162,10 +162,6 @@ def test_projection_is_the_nearest_point_of_the_simplex(seed, size):
     assert ((projected - row) ** 2).sum() <= solved.fun + 1e-6
 
 
-def test_projection_of_an_empty_row_is_empty():
-    assert (project_onto_simplex(np.array([[0.3, -0.2]]), np.zeros(1)) == 0).all()
-
-
 def test_stepped_after_mixing_a_teacher_has_the_coefficients_of_the_round_before():
     """As in the paper's Fig. 1: uniform teachers first, and then those of the c stepped before."""
     rng = np.random.default_rng(6)
@@ -240,21 +236,6 @@ def test_top_k_takes_the_most_similar_others():
     assert top_k_weights(similarities, 9).sum() == pytest.approx(4)
     assert top_k_weights(np.ones((1, 1)), 5) == 1
     np.testing.assert_array_equal(top_k_weights(similarities, 0), np.eye(4))
-
-
-def test_without_others_a_client_is_taught_by_its_own_predictions():
-    predictions = random_simplex(np.random.default_rng(0), 4, 6, 3).astype(np.float32)
-    strategy = strategy_with_clients(TopKPFL, top_k=0)
-    replies = {n: predicting(own) for n, own in enumerate(predictions)}
-    strategy.state = strategy.aggregate(1, replies)
-    for n, own in enumerate(predictions):
-        np.testing.assert_allclose(strategy.teacher_of(n), own, atol=1e-6)
-
-
-def test_rows_without_mass_become_uniform():
-    np.testing.assert_allclose(
-        normalized_rows(np.array([[0.0, 0.0], [1.0, 3.0]])), [[0.5, 0.5], [0.25, 0.75]]
-    )
 
 
 def test_fedmd_sends_one_mean_to_all_clients():

@@ -11,7 +11,6 @@ from flwr.proto.node_pb2 import NodeInfo
 from helpers import run_with
 
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.engines import InProcessGrid
 from fedkd_flwr.grids import FastPollingGrid, SimulationGrid
 from fedkd_flwr.memory import round_of
@@ -60,12 +59,6 @@ def nodes_of(members):
 
 ALL = {"n11": (0, "a"), "n12": (1, "b"), "n13": (2, "c")}
 RESTARTING = {"n11": (0, "a"), "n13": (2, "c")}
-
-
-def test_training_clients_are_listed_in_ascending_order_however_they_joined():
-    members = membership()
-    members.meet(FakeGrid(n11=(2, "c"), n12=(0, "a"), n13=(1, "b")), 1)
-    assert members.trained == [0, 1, 2]
 
 
 # ---- A partition belongs to a key ------------------------------------------------------
@@ -123,12 +116,6 @@ def test_without_binding_a_node_with_a_new_key_may_return():
     assert not members.owners.state()
     members.meet(FakeGrid(**RESTARTING, n99=(1, "new")), 2)
     assert nodes_of(members)[1] == 99
-
-
-def test_a_node_without_a_key_is_bound_to_nothing():
-    members = membership()
-    members.meet(FakeGrid(n11=(0, ""), n12=(1, ""), n13=(2, "")), 1)
-    assert not members.owners.state()
 
 
 def test_keys_of_a_federation_count_and_those_of_a_simulation_do_not():
@@ -246,17 +233,6 @@ def test_the_size_of_a_silo_counts_before_it_returns_to_a_resumed_run(small, tmp
     np.testing.assert_equal(resumed.matrices, whole.matrices)
 
 
-def test_a_state_without_sizes_counts_those_who_have_returned():
-    """Earlier versions did not save them."""
-    members = membership()
-    members.meet(FakeGrid(**ALL), 1)
-    saved = {name: a for name, a in members.saved_arrays().items() if "sizes" not in name}
-    resumed = membership()
-    resumed.resume(1, saved)
-    resumed.meet(FakeGrid(**RESTARTING), 2)
-    assert resumed.trained == [0, 2]
-
-
 # ---- Names of silos ----------------------------------------------------------------------
 
 
@@ -310,16 +286,6 @@ def test_names_reach_the_log_and_the_rows_of_a_run(small, tmp_path, caplog):
     assert named[[2, 3]].isna().all()
 
 
-def test_absent_silos_are_said_by_name(caplog):
-    members = membership()
-    members.meet(FakeGrid(n11=(0, "a"), n12=(1, "b", "uke"), n13=(2, "c")), 1)
-    members.meet(FakeGrid(**RESTARTING), 2)
-    assert "Not connected in round 2: client 1 (uke)" in caplog.text
-    caplog.clear()
-    members.meet(FakeGrid(**RESTARTING), 3)
-    assert not caplog.text
-
-
 def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(
     small, tmp_path, monkeypatch
 ):
@@ -348,9 +314,3 @@ def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(
         if round_of(file) > 2:
             file.unlink()
     assert with_memory_of_round_3.equals(row_of_round_4())
-
-
-def test_a_server_that_starts_before_the_first_round_keeps_no_node_searching():
-    """A node recalls earlier and earlier memories until one is of no dropped round."""
-    config = {"server-round": 1, "starts": [0, -1]}
-    assert Request.read({}, config).starts == (0, 0)

@@ -1,14 +1,12 @@
 """Models: shapes, published parameter counts, gradients, errors; and who gets which."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import fedkd_flwr
 from fedkd_flwr.models.build import build_model, num_parameters
 from fedkd_flwr.models.darts.genotype import SearchSpace, SupernetSettings
 from fedkd_flwr.models.layers import HalvingMaxPool2d, head_of, layers_of
@@ -18,7 +16,6 @@ GRAY = (1, 28, 28)
 COLOR = (3, 32, 32)
 SMALL_SUPERNET = SearchSpace(SupernetSettings(channels=4, cells=3, nodes=2))
 """test_darts.py has the paper's size."""
-FASHION = Path(__file__).parents[2] / "shared/data/zalando-datasets/fashion_mnist"
 
 
 def built(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -188,25 +185,6 @@ def test_by_size_probabilities() -> None:
     np.testing.assert_allclose((draws == "large").mean(axis=0), expected, atol=0.045)
 
 
-def test_by_size_of_three_models() -> None:
-    # 600 clients in one draw: a larger model goes to larger data sets, each model to a third
-    # of the clients (standard error at most 0.02), and only ranks matter, not the scale.
-    sizes = [int(1.02**client) * 1000 + client for client in range(600)]
-    assigned = np.array(assign_models(["large", "middle", "small"], "by-size", 600, sizes))
-    ranks = {model: np.flatnonzero(assigned == model) for model in ("large", "middle", "small")}
-    assert ranks["large"].mean() > ranks["middle"].mean() + 60
-    assert ranks["middle"].mean() > ranks["small"].mean() + 60
-    for clients in ranks.values():
-        assert abs(len(clients) / 600 - 1 / 3) < 0.08
-
-
-def test_by_size_treats_equal_sizes_alike() -> None:
-    draws = np.array(
-        [assign_models(["a", "b"], "by-size", 3, [7, 7, 7], seed) for seed in range(2_000)]
-    )
-    np.testing.assert_allclose((draws == "a").mean(axis=0), 0.5, atol=0.045)
-
-
 @pytest.mark.parametrize("rule", ASSIGNMENTS)
 def test_one_model_goes_to_all(rule: str) -> None:
     assert assign_models(["a"], rule, 3, sizes=[1, 0, 5]) == ["a"] * 3
@@ -239,22 +217,3 @@ def test_layers_hold_all_numbers_of_a_model_and_a_model_without_linear_layer_has
     assert [type(layer) for layer in layers_of(model)] == [nn.Conv2d, nn.BatchNorm2d]
     with pytest.raises(ValueError, match="no linear layer"):
         head_of(model)
-
-
-def accuracy_of_alexnet(steps: int, folder: Path, **data: str | int) -> float:
-    """Return the accuracy after some steps on a client's data, with default settings."""
-    one = {"strategy": "local", "models": "alexnet", "partition": "iid", "num-clients": 1}
-    settings = {**one, "num-server-rounds": 1, "local-iterations": steps, "public-dataset": "none"}
-    run = fedkd_flwr.run({**settings, **data, "device": "cpu"}, output_dir=folder / "run")
-    return run.summary["last_round"]["accuracy_mean"]
-
-
-def test_alexnet_trains_with_default_settings(tmp_path: Path) -> None:
-    assert accuracy_of_alexnet(60, tmp_path) > 0.6
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not FASHION.exists(), reason="needs Fashion-MNIST beside the project")
-def test_alexnet_trains_on_fashion_mnist(tmp_path: Path) -> None:
-    data = {"dataset": "fashion-mnist", "data-root": str(FASHION.parents[1]), "max-samples": 8000}
-    assert accuracy_of_alexnet(200, tmp_path, **data) > 0.6

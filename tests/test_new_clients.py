@@ -14,7 +14,6 @@ from test_comparison import write_run
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.settings import IncomparableRunsError
-from fedkd_flwr.cli.running import print_result
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.engines import InProcessGrid, resolve_output
@@ -147,17 +146,6 @@ def test_under_local_a_new_client_gets_the_model_of_a_participant(small, tmp_pat
     assert rows["loss"].to_dict() == first["loss"][rows.index].to_dict()
 
 
-def test_the_row_of_a_new_client_has_the_gradient_steps_of_all_its_rounds(small, tmp_path):
-    steps = {}
-    for rounds in (1, 3):
-        flat = settings_for("local", small, **{"new-client-rounds": rounds})
-        run = fedkd_flwr.run(flat, output_dir=tmp_path / str(rounds))
-        (row,) = run.table(NEW_CLIENTS).to_dict("records")
-        steps[rounds] = row["gradient_steps"]
-        assert run.round_rows[-1]["new_gradient_steps"] == steps[rounds]
-    assert steps[3] == 3 * steps[1] > 0
-
-
 def test_models_of_new_clients_are_exported(small, tmp_path):
     flat = settings_for("kt-pfl", small, **{"models-dir": str(tmp_path / "models")})
     flat |= {"keep-best": True}
@@ -178,13 +166,6 @@ def test_privacy_loss_of_new_clients_is_counted(small, tmp_path):
     run = fedkd_flwr.run(settings_for("kt-pfl", small, **noise), output_dir=tmp_path / "run")
     last = run.round_rows[-1]
     assert last["new_epsilon"] > last["epsilon"] > 0
-
-
-def test_results_of_new_clients_are_printed(small, tmp_path, capsys):
-    run = fedkd_flwr.run(settings_for("local", small), output_dir=tmp_path / "run")
-    print_result(run)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "new clients" in line]
-    assert f"{run.summary['new_clients']['accuracy_mean']:.1%}" in line
 
 
 # ---- Failures --------------------------------------------------------------------------
@@ -241,17 +222,6 @@ def test_a_run_interrupted_at_new_clients_resumes_with_the_same_result(strategy,
     assert len(resumed.rounds) == 2
     assert resumed.table(NEW_CLIENTS).equals(whole.table(NEW_CLIENTS))
     assert resumed.clients[SAME].equals(whole.clients[SAME])
-
-
-def test_a_continued_run_personalizes_new_clients_again(small, tmp_path):
-    flat = settings_for("kt-pfl", small, momentum=0.9)
-    whole = fedkd_flwr.run({**flat, "num-server-rounds": 3}, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(flat, output_dir=tmp_path / "run")
-    longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=3)
-    rows = longer.table(NEW_CLIENTS)
-    assert list(rows["round"]) == [2, 3]
-    assert rows["loss"].iloc[1] == whole.table(NEW_CLIENTS)["loss"].iloc[0]
-    assert longer.summary["new_clients"]["loss_mean"] == rows["loss"].iloc[1]
 
 
 def test_a_node_that_restarts_at_new_clients_uses_the_current_state(small, tmp_path):

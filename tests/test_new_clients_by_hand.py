@@ -11,7 +11,6 @@ from helpers import Witness, client_of, random_simplex, reply_with, run_with
 from test_new_clients import new_clients_of, settings_for
 from torch.nn import functional
 
-from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.runs import read_checkpoint
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
@@ -113,11 +112,6 @@ def test_topk_pfl_uses_the_teacher_of_the_most_similar_client(predictions):
         1, {FIRST: reply_with({"predictions": nearly.astype(np.float32)})}
     )
     np.testing.assert_allclose(strategy.teacher_of(FIRST), teacher, rtol=1e-6)
-
-
-def test_public_samples_are_those_of_the_last_round():
-    assert [Request().drawn_in(t) for t in (0, 3)] == [0, 3]
-    assert [Request(trained_rounds=5).drawn_in(t) for t in (0, 1, 9)] == [0, 5, 5]
 
 
 @pytest.mark.parametrize(

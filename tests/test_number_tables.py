@@ -118,12 +118,6 @@ def test_empty_cells_are_missing_values_and_no_classes(tmp_path):
     np.testing.assert_allclose(found.images, [[39.1, np.nan], [np.nan, 5000.5]], rtol=1e-6)
 
 
-def test_a_table_without_names_of_columns_is_refused(tmp_path):
-    (tmp_path / "plain.csv").write_text("5.1,3.5,setosa\n4.9,3.0,setosa\n")
-    with pytest.raises(DataError, match="no names of columns; write them in its first line"):
-        read(tmp_path / "plain.csv")
-
-
 def test_parts_whose_classes_are_numbered_otherwise_are_joined_by_name(tmp_path):
     for part, names in enumerate((["cat", "dog"], ["dog", "cat"])):
         features = datasets.Features(

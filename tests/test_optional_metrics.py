@@ -18,7 +18,7 @@ from fedkd_flwr.training.optional_metrics import (
 )
 from strategies.core.evaluations import read_evaluation
 from strategies.core.metrics import metric_name
-from strategies.core.optional_metrics import check_class_counts, measured_metrics
+from strategies.core.optional_metrics import check_class_counts
 from strategies.core.replies import InvalidReplyError
 
 CORRECT, TOTAL = (metric_name("own", "test", name) for name in ("correct", "total"))
@@ -113,22 +113,6 @@ def test_counts_that_do_not_add_up_are_refused(changed):
     }  # fmt: skip
     with pytest.raises(InvalidReplyError, match="do not add up"):
         check_class_counts(correct | changed)
-
-
-@pytest.mark.parametrize("missing", [CORRECT, TOTAL])
-def test_counts_by_class_without_the_total_counts_are_refused(missing):
-    counts = dict.fromkeys((CORRECT, TOTAL, "class-0-correct", "class-0-total"), 0)
-    del counts[missing]
-    with pytest.raises(InvalidReplyError, match="without the total counts"):
-        check_class_counts(counts)
-
-
-def test_only_requested_metrics_are_declared():
-    assert measured_metrics((), 10) == ()
-    names = [metric.name for metric in measured_metrics(("calibration", "classes"), 1)]
-    assert names == [
-        "calibration-error", "class-0-correct", "class-0-total", "held-correct", "held-total",
-    ]  # fmt: skip
 
 
 def test_a_run_reports_what_is_asked_and_compare_shows_it(small, tmp_path):

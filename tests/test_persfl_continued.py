@@ -10,7 +10,6 @@ from helpers import client_of
 import fedkd_flwr
 from fedkd_flwr import runs
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients import persfl
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.persfl import PersFLClient
 from fedkd_flwr.config import ConfigError, read_config
@@ -126,15 +125,6 @@ def test_a_full_disk_at_the_end_of_the_round_loses_no_pair(small, tmp_path, monk
     assert resumed_run(tmp_path / "run", monkeypatch)[1] == []
 
 
-def test_it_continues_on_a_device_whose_generator_was_not_saved(small, tmp_path, monkeypatch):
-    """As from a CPU to a GPU."""
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    cut_run(small, tmp_path / "cut", monkeypatch, cut_at=7)
-    both = [torch.default_generator, torch.Generator()]
-    monkeypatch.setattr(persfl, "generators_of", lambda device: both)
-    assert_same(fedkd_flwr.resume(tmp_path / "cut"), whole)
-
-
 # ---- What stage 2 leaves where it fails ------------------------------------------------
 
 
@@ -236,10 +226,3 @@ def test_damaged_progress_is_ignored_with_a_warning(small, tmp_path, monkeypatch
     notes.write_bytes(notes.read_bytes()[:100])
     assert personalized(noting_client(small, tmp_path), monkeypatch) == whole
     assert any("The message starts over" in line for line in logged())
-
-
-def test_an_unwritable_progress_file_does_not_stop_training(small, tmp_path, monkeypatch, logged):
-    whole = personalized(noting_client(small, None), monkeypatch)
-    (tmp_path / "file").write_text("in the way")
-    assert personalized(noting_client(small, tmp_path / "file"), monkeypatch) == whole
-    assert any("cannot be saved" in line for line in logged())

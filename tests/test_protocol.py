@@ -189,13 +189,6 @@ def test_fedavg_with_fine_tuning_is_fedavg_ft(settings, tmp_path):
         assert list(runs[0].clients[column]) == list(runs[1].clients[column])
 
 
-def test_fine_tuning_before_an_evaluation_does_not_change_the_training(settings, tmp_path):
-    plain = run_of(settings, tmp_path / "plain", "kt-pfl")
-    tuned = run_of(settings, tmp_path / "tuned", "kt-pfl", **{"fine-tune-epochs": 1})
-    assert list(plain.clients["train_loss"]) == list(tuned.clients["train_loss"])
-    assert (plain.clients["loss"] != tuned.clients["loss"]).all()
-
-
 def test_early_stopping_of_fine_tuning_lowers_no_clients_validation_accuracy(settings, tmp_path):
     """With this learning rate the last epoch is not every client's best."""
     split = {**settings, "client-split": "40/30/30", "learning-rate": 0.1}

@@ -114,14 +114,6 @@ def test_each_pair_has_a_gain_and_a_verdict_in_both_directions(tmp_path):
     assert "over 3 pairs" in " ".join(notes_on_pairs(compared.pairs))
 
 
-def test_two_methods_have_no_matrix(tmp_path):
-    compared = compare(write_methods(tmp_path, ["local", "kt-pfl"]))
-    assert matrix_of_pairs(compared.pairs, list(compared.table.index)).empty
-    result = CliRunner().invoke(app, ["compare", str(tmp_path), "--pairs"])
-    assert result.exit_code == 1
-    assert "at least three methods" in result.output
-
-
 def test_a_csv_file_has_a_row_of_numbers_for_each_pair(tmp_path):
     write_methods(tmp_path)
     result = CliRunner().invoke(app, ["compare", str(tmp_path), "--pairs", "--format", "csv"])
@@ -154,8 +146,3 @@ def test_the_command_prints_the_matrix_and_its_notes(layout, cell, start, tmp_pa
         assert note in (result.stdout if start else result.stderr)
         assert not start or f"\n{start}{note}\n" in result.stdout
         assert start or note not in result.stdout
-
-
-def test_without_enough_seeds_the_notes_say_what_is_missing(tmp_path):
-    compared = compare(write_methods(tmp_path, seeds=range(2)))
-    assert any("at least 3 common seeds" in note for note in notes_on_pairs(compared.pairs))

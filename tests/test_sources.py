@@ -98,19 +98,6 @@ def test_files_of_any_mode_are_decoded(tmp_path):
         assert load_node_data(tmp_path, shape, 1).images.shape == (6, *shape)
 
 
-def test_sets_are_decoded_once(tmp_path):
-    path = tmp_path / "uoft-cs/cifar10/train.parquet"
-    write_tiny(path, slice(0, 4))
-    first = load_images("cifar10", str(tmp_path))
-    path.unlink()
-    assert load_images("cifar10", data_root=str(tmp_path)) is first
-
-
-def test_cached_labels_cannot_be_changed():
-    with pytest.raises(ValueError, match="read-only"):
-        load_labels("digits")[0] = 5
-
-
 def test_unreachable_hub_names_the_way_out(monkeypatch):
     def load_dataset(hub_id):
         raise ConnectionError("no network")
@@ -118,17 +105,6 @@ def test_unreachable_hub_names_the_way_out(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(DataError, match=r"ylecun/mnist .* \(ConnectionError\); set data-root"):
         load_labels("mnist")
-
-
-def test_unknown_set_lists_the_allowed():
-    with pytest.raises(DataError, match="unknown data set 'svhn'; allowed are digits, mnist"):
-        load_labels("svhn")
-
-
-def test_missing_column_is_named(tmp_path):
-    write_tiny(tmp_path / "uoft-cs/cifar10/train.parquet", slice(0, 4), label="target")
-    with pytest.raises(DataError, match="has no column 'label'"):
-        load_labels("cifar10", str(tmp_path))
 
 
 def test_foreign_classes_are_refused(tmp_path):
@@ -187,14 +163,6 @@ def own_folder(path, names):
     return write_image_folder(path, images, names)
 
 
-def test_own_folder_by_number(tmp_path):
-    own = load_node_data(own_folder(tmp_path, ["10", "2"]), (1, 28, 28), 12)
-    assert own.images.shape == (2, 1, 28, 28)
-    brightness = own.images.flatten(1).float().mean(1).tolist()
-    assert dict(zip(own.labels.tolist(), brightness, strict=True)) == {10: 0.0, 2: 10.0}
-    assert own.classes == 12
-
-
 def test_own_folder_by_name_needs_every_class(tmp_path):
     folder = own_folder(tmp_path, ["cat", "dog"])
     assert load_node_data(folder, (3, 32, 32), 2).labels.tolist() == [0, 1]
@@ -202,13 +170,6 @@ def test_own_folder_by_name_needs_every_class(tmp_path):
         load_node_data(folder, (3, 32, 32), 3)
     (folder / "ape").mkdir()  # an empty folder keeps the numbering of the others
     assert load_node_data(folder, (3, 32, 32), 3).labels.tolist() == [1, 2]
-
-
-def test_own_parquet_file(tmp_path):
-    write_tiny(tmp_path / "mine.parquet", slice(0, 5), image="image")
-    own = load_node_data(tmp_path / "mine.parquet", (3, 32, 32), 10)
-    np.testing.assert_array_equal(own.images.permute(0, 2, 3, 1).numpy(), TINY[:5])
-    assert own.labels.tolist() == TINY_LABELS[:5].tolist()
 
 
 def test_own_data_must_exist_and_fit(tmp_path):
@@ -278,12 +239,6 @@ def test_clients_are_named_by_text_or_by_numbers_in_all_parts(tmp_path):
     settings = DataSettings(dataset="hf:org/mixed", client_column="writer", data_root=str(tmp_path))
     with pytest.raises(DataError, match="holds text in some files and whole numbers in others"):
         owners_of(settings)
-
-
-def test_a_folder_named_like_an_image_is_none(tmp_path):
-    folder = write_image_folder(tmp_path / "pets", np.zeros((4, 8, 8), np.uint8), [0, 1, 0, 1])
-    (folder / "0" / "more.png").mkdir()
-    assert load_labels(f"folder:{folder}", data_format=FORMAT).tolist() == [0, 0, 1, 1]
 
 
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path):

@@ -79,15 +79,6 @@ def test_the_global_model_is_evaluated_with_the_same_statistics(strategy, statis
     assert metrics["global-test-loss"] == metrics["own-test-loss"]
 
 
-def test_dittos_global_model_has_the_accuracies_of_fedavg(small, tmp_path):
-    runs = [
-        fedkd_flwr.run({**small, "strategy": name}, output_dir=tmp_path / name)
-        for name in ("ditto", "fedavg")
-    ]
-    found, expected = runs[0].clients["global_accuracy"], runs[1].clients["accuracy"]
-    assert list(found) == list(expected)
-
-
 def test_evaluation_does_not_change_the_statistics_of_training(small):
     client = client_of(small, strategy="persfl")
     client.receive_model(skewed(client))
