@@ -45,8 +45,7 @@ from fedkd_flwr.runs import (
 )
 from fedkd_flwr.trackers import TrackerObserver
 from fedkd_flwr.training.dp_sgd import require_separate_samples
-from fedkd_flwr.training.loop import seeded, try_step
-from fedkd_flwr.training.optimizers import build_optimizer
+from fedkd_flwr.training.loop import build_optimizer, seeded, try_step
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core import flower
 from strategies.core.early_stopping import StoppedEarly

@@ -136,7 +136,10 @@ class PersonalizedStrategy(Method, Strategy):
             present = list(replies)
         # Without training, new clients are evaluated in the round of the other clients.
         host._enter(CurrentRound(exchange.further(rounds or server_round), grid))
-        evaluations = host._evaluations_of(present, rounds or server_round) if present else {}
+        payloads = partial(host.evaluate_payload, rounds or server_round)
+        messages = host.current.exchange.to_evaluate(present, payloads, grid)
+        replied = host.current.send(messages, plan.round_timeout) if present else ()
+        evaluations = host._evaluations_in(replied) if present else {}
         if rounds:
             evaluations = host._with_distillation(evaluations, present)
         found = {n: evaluation.row for n, evaluation in evaluations.items()}
@@ -308,12 +311,6 @@ class PersonalizedStrategy(Method, Strategy):
         statistics = {k: v for k, v in shown.items() if k.startswith("accuracy") and v is not None}
         return MetricRecord(statistics) if statistics else None
 
-    def _evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
-        """Evaluate some clients within a round, and return the valid evaluations."""
-        payloads = partial(self.evaluate_payload, server_round)
-        messages = self.current.exchange.to_evaluate(asked, payloads, self.current.grid)
-        return self._evaluations_in(self.current.send(messages, self.plan.round_timeout))
-
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
         return self.evaluations.read(self.current.exchange, replies, self.record.evaluation_metrics)
 
@@ -368,5 +365,5 @@ class PersonalizedStrategy(Method, Strategy):
             **self.current.columns(self.record.train_metrics),
             "absent": self.plan.num_clients - len(self.members.reachable(self.current.grid)),
             **results.columns,
-            **self.current.seconds_by_phase(),
+            **{f"seconds_{phase}": round(s, 4) for phase, s in self.current.seconds.items()},
         }

@@ -53,18 +53,12 @@ def moved_centers(
 
 @dataclass(frozen=True)
 class ClusterState(ParameterState):
-    """Several global models, and which clients have which.
-
-    Attributes
-    ----------
-    centers : dict of str to ndarray
-        The global models by kind, shape (c, length).
-    labels : ndarray
-        Shape (N,), the center assigned to each client's last model; -1 before the first.
-    """
+    """Several global models, and which clients have which."""
 
     centers: Model
+    """The global models by kind, shape (c, length)."""
     labels: NDArray[np.int64]
+    """Shape (N,), the center assigned to each client's last model; -1 before the first."""
 
     @cached_property
     def models(self) -> list[Model]:

@@ -54,15 +54,10 @@ def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class FDState(State):
-    """What the clients learn from.
-
-    Attributes
-    ----------
-    targets : ndarray
-        Shape (N, K, K), targets of the next round; (0, K, K) before the first.
-    """
+    """What the clients learn from."""
 
     targets: NDArray[np.float32]
+    """Shape (N, K, K), targets of the next round; (0, K, K) before the first."""
 
 
 class FD(ClassMeanStrategy):

@@ -72,15 +72,10 @@ def ensemble_logits(
 
 @dataclass(frozen=True)
 class FedDFState(ParameterState):
-    """One global model per architecture; `model` is empty.
-
-    Attributes
-    ----------
-    models : dict of str to dict
-        The global models, by architecture.
-    """
+    """One global model per architecture; `model` is empty."""
 
     models: dict[str, Model]
+    """The global models, by architecture."""
 
 
 class FedDF(ParameterStrategy):

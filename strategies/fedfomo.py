@@ -59,18 +59,12 @@ class FedFomoSettings(Settings):
 
 @dataclass(frozen=True)
 class ReceivedModels:
-    """What a client receives before it trains.
-
-    Attributes
-    ----------
-    others : sequence of dict
-        The last models of up to M other clients.
-    initial : dict of str to ndarray
-        The initial model; empty if the client has a model.
-    """
+    """What a client receives before it trains."""
 
     others: Sequence[Model]
+    """The last models of up to M other clients."""
     initial: Model = field(default_factory=dict)
+    """The initial model; empty if the client has a model."""
 
     def arrays(self) -> Arrays:
         """Return the models as named arrays: each vector of the others by position and kind."""
@@ -132,15 +126,10 @@ def chosen_models(
 
 @dataclass(frozen=True)
 class FedFomoState(LibraryState):
-    """The clients' last models, and how much each gained by the others.
-
-    Attributes
-    ----------
-    affinities : PairMatrix
-        Sums of gains, (N, N): receiver, giver.
-    """
+    """The clients' last models, and how much each gained by the others."""
 
     affinities: PairMatrix
+    """Sums of gains, (N, N): receiver, giver."""
 
 
 class FedFomo(LibraryStrategy):

@@ -71,18 +71,12 @@ class FedGenSettings(Settings):
 
 @dataclass(frozen=True)
 class FedGenState(ParameterState):
-    """The global model, the generator, and the classes it was trained on.
-
-    Attributes
-    ----------
-    generator : dict of str to ndarray
-        ``hidden`` (h, e + K), ``hidden-bias`` (h,), ``output`` (d, h) and ``output-bias`` (d,).
-    shares : ndarray
-        Shape (K,), the share of each class in the clients of the last round; 0 before the first.
-    """
+    """The global model, the generator, and the classes it was trained on."""
 
     generator: dict[str, NDArray[np.float32]]
+    """``hidden`` (h, e + K), ``hidden-bias`` (h,), ``output`` (d, h) and ``output-bias`` (d,)."""
     shares: NDArray[np.float32]
+    """Shape (K,), the share of each class in the clients of the last round; 0 before the first."""
 
 
 def new_generator(

@@ -55,15 +55,10 @@ class FedProtoSettings(PrototypeSettings):
 
 @dataclass(frozen=True)
 class PrototypeState(State):
-    """The global prototypes.
-
-    Attributes
-    ----------
-    prototypes : dict of str to ndarray
-        The prototypes (K, d) and their flags (K,), by the names of messages.
-    """
+    """The global prototypes."""
 
     prototypes: dict[str, NDArray[np.float32]]
+    """The prototypes (K, d) and their flags (K,), by the names of messages."""
 
 
 def no_prototypes(num_classes: int, width: int) -> dict[str, NDArray[np.float32]]:

@@ -163,14 +163,10 @@ class TeacherState(SoftPredictionState):
 
     The last of the teachers, (M + 1, P, K), is that of all other clients; it is left out if there
     are none.
-
-    Attributes
-    ----------
-    coefficients : PairMatrix
-        c, (N, N), rows on the simplex; starts at 1/N.
     """
 
     coefficients: PairMatrix
+    """c, (N, N), rows on the simplex; starts at 1/N."""
 
 
 class PersonalTeacherStrategy(SoftPredictionStrategy):
@@ -180,9 +176,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     """
 
     record = SoftPredictionStrategy.record.derived(
-        settings_type=TeacherSettings,
-        evaluates=("distilled",),
-        train_metrics=DISTILLATION_METRICS,
+        settings_type=TeacherSettings, evaluates=("distilled",), train_metrics=DISTILLATION_METRICS
     )
     settings: TeacherSettings
     teachers_are_personal = True
@@ -273,10 +267,7 @@ class KTpFL(PersonalTeacherStrategy):
     """KT-pFL on soft predictions with learned coefficients (Algorithm 1)."""
 
     record = PersonalTeacherStrategy.record.derived(
-        paper=PAPER,
-        settings_type=KTpFLSettings,
-        dp_sgd=True,
-        takes_estimators=True,
+        paper=PAPER, settings_type=KTpFLSettings, dp_sgd=True, takes_estimators=True
     )
     settings: KTpFLSettings
 

@@ -127,15 +127,10 @@ def num_parameters(model: Model) -> int:
 
 @dataclass(frozen=True)
 class ParameterState(State):
-    """The global model.
-
-    Attributes
-    ----------
-    model : dict of str to ndarray
-        The global model.
-    """
+    """The global model."""
 
     model: Model
+    """The global model."""
 
 
 class ParameterStrategy(PersonalizedStrategy):
@@ -247,15 +242,10 @@ class SharedModelStrategy(ParameterStrategy):
 
 @dataclass(frozen=True)
 class LibraryState(ParameterState):
-    """The initial model, and the last model of every client.
-
-    Attributes
-    ----------
-    library : dict of int to dict
-        The last model of each client that has replied, by ascending partition-id.
-    """
+    """The initial model, and the last model of every client."""
 
     library: dict[int, Model]
+    """The last model of each client that has replied, by ascending partition-id."""
 
 
 class LibraryStrategy(ParameterStrategy):
@@ -293,16 +283,11 @@ def expected_model(model: Mapping[str, NDArray[Any]]) -> dict[str, ExpectedArray
 
 @dataclass(frozen=True)
 class MixtureState(LibraryState):
-    """The clients' last models, and how they are mixed.
-
-    Attributes
-    ----------
-    attention : PairMatrix
-        Weights of the mixtures, (N, N), rows on the simplex; a client without a model on the server
-        has weight 1 on itself.
-    """
+    """The clients' last models, and how they are mixed."""
 
     attention: PairMatrix
+    """Weights of the mixtures, (N, N), rows on the simplex; a client without a model on the server
+    has weight 1 on itself."""
 
 
 class MixtureStrategy(LibraryStrategy):

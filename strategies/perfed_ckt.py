@@ -80,10 +80,7 @@ class PerFedCKTSettings(SoftPredictionSettings):
 
 
 def cluster_predictions(
-    predictions: NDArray[Any],
-    clusters: int,
-    seed: int,
-    mix: Mix = weighted_mean,
+    predictions: NDArray[Any], clusters: int, seed: int, mix: Mix = weighted_mean
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Cluster m clients by k-means on their flattened soft predictions (m, P, K).
 
@@ -111,15 +108,10 @@ def cluster_predictions(
 
 @dataclass(frozen=True)
 class CentroidState(SoftPredictionState):
-    """The centroids, (c, P, K), and which clients they come from.
-
-    Attributes
-    ----------
-    labels : ndarray
-        Shape (N,), the cluster of each client that replied in the last round, else -1.
-    """
+    """The centroids, (c, P, K), and which clients they come from."""
 
     labels: NDArray[np.int64]
+    """Shape (N,), the cluster of each client that replied in the last round, else -1."""
 
 
 class PerFedCKT(SoftPredictionStrategy):

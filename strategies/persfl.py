@@ -161,16 +161,11 @@ def pair_rows(
 
 @dataclass(frozen=True)
 class PersFLState(ParameterState):
-    """The global model, and what stage 2 brought.
-
-    Attributes
-    ----------
-    pairs : sequence of dict
-        Rows of the run's table ``pairs``: accuracy of every pair and client on validation data,
-        which determines the choice, and on test data, which does not. They are not saved.
-    """
+    """The global model, and what stage 2 brought."""
 
     pairs: Sequence[dict[str, Any]] = unsaved()
+    """Rows of the run's table ``pairs``: accuracy of every pair and client on validation data,
+    which determines the choice, and on test data, which does not. They are not saved."""
 
 
 class PersFL(FedAvg):

@@ -151,22 +151,15 @@ def drawn_by_entropy(
 
 @dataclass(frozen=True)
 class PrivateKTState(SoftPredictionState):
-    """The server's model, the buffer, and the next knowledge samples.
-
-    Attributes
-    ----------
-    model : dict of str to ndarray
-        The server's model.
-    knowledge : ndarray
-        Shape (P,) bool, the knowledge samples among the public samples of the next round.
-    samples, labels : ndarray
-        Shape (B * A,) at most, the buffer: positions in the public set, and classes.
-    """
+    """The server's model, the buffer, and the next knowledge samples."""
 
     model: dict[str, NDArray[Any]]
+    """The server's model."""
     knowledge: NDArray[np.bool_]
+    """Shape (P,) bool, the knowledge samples among the public samples of the next round."""
     samples: NDArray[np.int64]
     labels: NDArray[np.int64]
+    """Shape (B * A,) at most, the buffer: positions in the public set, and classes."""
 
 
 class PrivateKT(SoftPredictionStrategy):

@@ -66,19 +66,13 @@ def counted_steps(steps: int, momentum: float) -> float:
 
 @dataclass(frozen=True)
 class ScaffoldState(ParameterState):
-    """The global model x and the control variates.
-
-    Attributes
-    ----------
-    control : ndarray
-        c, shape (parameters,) float32, the mean of the clients' c_n.
-    controls : dict of int to ndarray
-        c_n by partition-id, each like `control`; a client that has not replied has none. The
-        server's memory grows by one such vector per client.
-    """
+    """The global model x and the control variates."""
 
     control: NDArray[np.float32]
+    """c, shape (parameters,) float32, the mean of the clients' c_n."""
     controls: dict[int, NDArray[Any]]
+    """c_n by partition-id, each like `control`; a client that has not replied has none. The
+    server's memory grows by one such vector per client."""
 
 
 class Scaffold(ParameterStrategy):

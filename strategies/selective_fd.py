@@ -89,15 +89,10 @@ def selective_mean(
 
 @dataclass(frozen=True)
 class SelectiveState(SoftPredictionState):
-    """The last teacher, and on which samples it teaches.
-
-    Attributes
-    ----------
-    kept : ndarray
-        Shape (P,) bool; all False before the first round.
-    """
+    """The last teacher, and on which samples it teaches."""
 
     kept: NDArray[np.bool_]
+    """Shape (P,) bool; all False before the first round."""
 
 
 class SelectiveFD(SoftPredictionStrategy):

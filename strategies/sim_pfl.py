@@ -61,9 +61,7 @@ class SimPFL(PersonalTeacherStrategy):
     """Sim-pFL: coefficients from the cosine similarities of soft predictions (§5.1)."""
 
     record = PersonalTeacherStrategy.record.derived(
-        paper=replace(PAPER, part="§5.1"),
-        dp_sgd=True,
-        takes_estimators=True,
+        paper=replace(PAPER, part="§5.1"), dp_sgd=True, takes_estimators=True
     )
 
     def updated_block(

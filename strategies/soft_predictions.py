@@ -119,19 +119,13 @@ def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str
 
 @dataclass(frozen=True)
 class SoftPredictionState(State):
-    """What clients learn from, and how often they were asked.
-
-    Attributes
-    ----------
-    releases : ndarray
-        Shape (N,) or longer, number of requests for predictions per client.
-    teachers : ndarray
-        Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
-        before the first.
-    """
+    """What clients learn from, and how often they were asked."""
 
     releases: NDArray[np.int64]
+    """Shape (N,) or longer, number of requests for predictions per client."""
     teachers: NDArray[Any]
+    """Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
+    before the first."""
 
 
 class SoftPredictionStrategy(PersonalizedStrategy):

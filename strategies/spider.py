@@ -95,8 +95,5 @@ class Spider(ParameterStrategy):
             of_model(ALPHAS, Data.VALIDATION),
             Sent(BUFFERS, inputs=(Data.TRAINING, Data.VALIDATION)),
         ),
-        train_metrics=(
-            TRAIN_LOSS,
-            Metric("operations", low=0, inputs=(), through_model=True),
-        ),
+        train_metrics=(TRAIN_LOSS, Metric("operations", low=0, inputs=(), through_model=True)),
     )

@@ -41,22 +41,15 @@ class SearchSettings(Settings):
 
 @dataclass(frozen=True)
 class SupernetState(ParameterState):
-    """The initial model, the weights of the mixtures, and the mixtures.
-
-    Attributes
-    ----------
-    sharing : ndarray
-        M, shape (N, N), rows on the simplex; starts uniform. A client that fails in training
-        keeps its row, and its column is zero in the others' rows.
-    mixed : dict of str to ndarray
-        The clients' mixed models by kind, shape (N, length); empty before the first round.
-    last_replies : sequence of Reply
-        Replies of the last round of training if there are new clients. They are not saved.
-    """
+    """The initial model, the weights of the mixtures, and the mixtures."""
 
     sharing: NDArray[np.float64]
+    """M, shape (N, N), rows on the simplex; starts uniform. A client that fails in training keeps
+    its row, and its column is zero in the others' rows."""
     mixed: Model
+    """The clients' mixed models by kind, shape (N, length); empty before the first round."""
     last_replies: Sequence[Reply] = unsaved()
+    """Replies of the last round of training if there are new clients. They are not saved."""
 
 
 class SupernetStrategy(ParameterStrategy):

@@ -14,8 +14,8 @@ from fedkd_flwr.models.model_pool import (
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import predict_together, train_together
 from fedkd_flwr.training.jobs import PredictJob, TrainJob
+from fedkd_flwr.training.loop import build_optimizer
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import build_optimizer
 
 MLP = Architecture("mlp", (1, 4, 4), 3, ModelSettings().search_space, "cpu")
 

@@ -30,9 +30,8 @@ from fedkd_flwr.training.cohort import (
     train_together,
 )
 from fedkd_flwr.training.jobs import PredictJob, TrainJob, result_of
-from fedkd_flwr.training.loop import DivergedError, computing_in
+from fedkd_flwr.training.loop import DivergedError, build_optimizer, computing_in
 from fedkd_flwr.training.losses import Linear, Proximal, cross_entropy, parameters_of
-from fedkd_flwr.training.optimizers import build_optimizer
 
 SIZES = (20, 20, 13)
 """Samples of each client. With batches of 8, the last batches differ in size."""

@@ -17,8 +17,8 @@ from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import cohort_key, run_together, train_together
 from fedkd_flwr.training.jobs import TrainJob, result_of
+from fedkd_flwr.training.loop import SGD
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import SGD
 
 MLP = Architecture("mlp", (1, 4, 4), 10, ModelSettings().search_space, "cpu")
 

@@ -22,7 +22,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.testing import ARCHITECTURE_SEARCH
-from fedkd_flwr.training import optimizers
+from fedkd_flwr.training.loop import SGD, Adam, AdamW
 from strategies.core.declarations import Data
 from tests.conftest import SMALL
 from tests.disclosure import SEARCHES
@@ -106,7 +106,7 @@ def equal(one, other):
 
 def fix_models(monkeypatch):
     """Let no step move a weight, and no image a running statistic."""
-    for kind in (optimizers.SGD, optimizers.Adam, optimizers.AdamW):
+    for kind in (SGD, Adam, AdamW):
         monkeypatch.setattr(kind, "step", lambda self: None)
     normalize = torch.nn.functional.batch_norm
 

@@ -14,9 +14,8 @@ from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.cohort import train_together
 from fedkd_flwr.training.jobs import TrainJob, undone_if_it_diverges
-from fedkd_flwr.training.loop import DivergedError
+from fedkd_flwr.training.loop import DivergedError, build_optimizer
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import build_optimizer
 
 
 class Normalized(nn.Module):

@@ -10,13 +10,13 @@ from helpers import client_of
 from torch import nn
 from torch.nn import functional
 
+from fedkd_flwr.training.loop import build_optimizer, scheduled_rate
 from fedkd_flwr.training.losses import (
     cross_entropy_to_teacher,
     kl_from_teacher,
     kl_to_teacher,
     squared_distance,
 )
-from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 
 OWN = {
     "sgd": lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=0.01),

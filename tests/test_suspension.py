@@ -11,8 +11,8 @@ from fedkd_flwr.clients.parameters import FedAvgClient
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.training.cohort import run_together
 from fedkd_flwr.training.jobs import PredictJob, TrainJob, result_of
+from fedkd_flwr.training.loop import build_optimizer
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import build_optimizer
 
 IMAGES, LABELS = torch.ones(4, 3), torch.tensor([0, 1, 0, 1])
 

@@ -27,9 +27,8 @@ from fedkd_flwr.memory import State as MethodState
 from fedkd_flwr.models.features import FeatureExtractor
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob, result_of, undone_if_it_diverges
-from fedkd_flwr.training.loop import Batch, Loss
+from fedkd_flwr.training.loop import Batch, Loss, build_optimizer
 from fedkd_flwr.training.losses import cross_entropy, parameters_of, relative_distance
-from fedkd_flwr.training.optimizers import build_optimizer
 from strategies.core.metrics import metric_name
 from strategies.core.randomness import random_generator
 

@@ -36,28 +36,19 @@ Against = Callable[[Logits], dict[str, float]]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a client is evaluated with, as its method prepares it.
-
-    Attributes
-    ----------
-    model : nn.Module
-        The module that is fine-tuned if the run or the method asks for it, and then evaluated.
-    metrics : dict of str to float
-        Further metrics of the method.
-    exported : callable, optional
-        Returns the evaluated model in the architectures of the run, after any fine-tuning. By
-        default it is `model`, with any projection in its head.
-    fine_tune_epochs : int
-        Epochs of fine-tuning that the method adds to those of the run.
-    fine_tuned_by : callable, optional
-        The loss of fine-tuning; None for a model that is never fine-tuned.
-    """
+    """What a client is evaluated with, as its method prepares it."""
 
     model: nn.Module
+    """The module that is fine-tuned if the run or the method asks for it, and then evaluated."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics of the method."""
     exported: Callable[[], nn.Module] | None = None
+    """Returns the evaluated model in the architectures of the run, after any fine-tuning. By
+    default it is `model`, with any projection in its head."""
     fine_tune_epochs: int = 0
+    """Epochs of fine-tuning that the method adds to those of the run."""
     fine_tuned_by: Loss | None = cross_entropy
+    """The loss of fine-tuning; None for a model that is never fine-tuned."""
 
 
 class MethodClient(Protocol):
@@ -69,24 +60,12 @@ class MethodClient(Protocol):
     trainable: Tensor
     architectures: tuple[Architecture, ...]
 
-    @property
-    def model(self) -> nn.Module:
-        """The client's model."""
-
-    def begin(self) -> Any:
-        """Return the state before the first training."""
-
-    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
-        """Train as a message asks, and return the reply."""
-
-    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
-        """Return what is evaluated."""
-
-    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return a model's logits on images, (P, K) float32."""
-
-    def generator(self, purpose: str, server_round: int) -> np.random.Generator:
-        """Return the client's generator for one purpose in one round."""
+    model: nn.Module
+    begin: Callable[[], Any]
+    train: Callable[[Arrays, int, str], TrainReply]
+    evaluated: Callable[[Arrays, int], Evaluated]
+    predict: Callable[[nn.Module, Tensor], Tensor]
+    generator: Callable[[str, int], np.random.Generator]
 
 
 class Evaluating:
@@ -123,17 +102,17 @@ class Evaluating:
             batches = self._local.batches(client.data, (trained[chosen] for chosen in positions))
             train_on(model, loss, optimizer, self._gradient_steps.counted(batches))
 
+        def rank() -> tuple[float, ...]:
+            data = client.data
+            with self._local.evaluation_statistics(model, data.train_images):
+                return evaluate(model, data.validation_images, data.validation_labels).rank
+
         if training.fine_tune_early_stopping and len(client.data.validation_labels):
-            keep_best_epoch(model, train, epochs, lambda: self._validation_rank(model))
+            keep_best_epoch(model, train, epochs, rank)
         elif self._node.policy.hides_divergence:
             train_unless_it_diverges(model, lambda: train(epochs), self._local.report_divergence)
         else:
             train(epochs)
-
-    def _validation_rank(self, model: nn.Module) -> tuple[float, ...]:
-        data = self.client.data
-        with self._local.evaluation_statistics(model, data.train_images):
-            return evaluate(model, data.validation_images, data.validation_labels).rank
 
     def counted(self, name: EvaluatedModel) -> dict[str, float]:
         """Count the correct predictions of the client's model as it is, as metrics of this name."""

@@ -33,11 +33,7 @@ def _loss_partly_frozen(
     return nn.functional.cross_entropy(functional_call(model, frozen, (images,)), labels)
 
 
-FINE_TUNING_LOSSES: dict[str, Loss] = {
-    "full": cross_entropy,
-    "head": head_loss,
-    "body": body_loss,
-}
+FINE_TUNING_LOSSES: dict[str, Loss] = {"full": cross_entropy, "head": head_loss, "body": body_loss}
 """The losses by the part of the model for which they have gradients."""
 
 

@@ -29,13 +29,14 @@ from fedkd_flwr.training.loop import (
     DivergedError,
     Gradients,
     backpropagate,
+    build_optimizer,
     epoch_batches,
     gathered,
     joined,
     random_batches,
+    scheduled_rate,
     statistics_of,
 )
-from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from strategies.core.flower import log
 from strategies.core.metrics import DP_EPSILON
 from strategies.core.randomness import random_generator
@@ -127,9 +128,6 @@ class LocalTraining:
         """Return epsilon so far as a metric, if steps spend any."""
         return {}
 
-    def _generator(self, seed: int, purpose: str, server_round: int) -> np.random.Generator:
-        return random_generator(seed, purpose, server_round, self.node.partition_id)
-
 
 class PrivateTraining(LocalTraining):
     """Batches and gradients of DP-SGD, and what they have spent."""
@@ -194,7 +192,7 @@ class PrivateTraining(LocalTraining):
         seed = self.run.dp_sgd.noise_seed
         if seed < 0:
             return np.random.default_rng()
-        return self._generator(seed, purpose, server_round)
+        return random_generator(seed, purpose, server_round, self.node.partition_id)
 
 
 def local_training(run: RunConfig, node: Node, memory: Memory) -> LocalTraining:

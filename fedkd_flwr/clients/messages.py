@@ -19,42 +19,28 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Request:
-    """A message, as a client reads it.
-
-    Attributes
-    ----------
-    arrays : dict of str to ndarray
-        Named arrays from the server.
-    server_round : int
-        The round of the run, from 1.
-    phase : str
-        ``train``, or the name of a further exchange of the method.
-    evaluate : bool
-        Whether the reply reports counts of the models that the method evaluates in training.
-    evaluate_distilled : bool
-        Whether it reports counts of the last round's model after its distillation.
-    is_last_round : bool
-        Whether the message belongs to the run's last round.
-    best_round : int
-        The earlier round with the best validation accuracy, 0 for none.
-    trained_rounds : int
-        Rounds of training before a new client joined; 0 if the client takes part in the training.
-    run_id : str
-        The run; empty for none.
-    starts : tuple of int
-        Rounds that were complete at each start of the run; empty for a new client.
-    """
+    """A message, as a client reads it."""
 
     arrays: Arrays = field(default_factory=dict)
+    """Named arrays from the server."""
     server_round: int = 0
+    """The round of the run, from 1."""
     phase: str = TRAIN
+    """``train``, or the name of a further exchange of the method."""
     evaluate: bool = False
+    """Whether the reply reports counts of the models that the method evaluates in training."""
     evaluate_distilled: bool = False
+    """Whether it reports counts of the last round's model after its distillation."""
     is_last_round: bool = False
+    """Whether the message belongs to the run's last round."""
     best_round: int = 0
+    """The earlier round with the best validation accuracy, 0 for none."""
     trained_rounds: int = 0
+    """Rounds of training before a new client joined; 0 if the client takes part in the training."""
     run_id: str = ""
+    """The run; empty for none."""
     starts: tuple[int, ...] = ()
+    """Rounds that were complete at each start of the run; empty for a new client."""
 
     @classmethod
     def read(cls, arrays: Arrays, config: Mapping[str, Any]) -> "Request":
@@ -105,21 +91,14 @@ class Request:
 
 @dataclass(frozen=True)
 class TrainReply:
-    """A client's reply to a message.
-
-    Attributes
-    ----------
-    arrays : dict of str to ndarray
-        Named arrays for the server. No other arrays leave the client.
-    metrics : dict of str to float
-        Numbers for the server, as declared by the strategy, and the counts of an evaluation.
-    answers : bytes
-        Which test images the evaluated model classifies correctly, if the run records it.
-    """
+    """A client's reply to a message."""
 
     arrays: Arrays = field(default_factory=dict)
+    """Named arrays for the server. No other arrays leave the client."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers for the server, as declared by the strategy, and the counts of an evaluation."""
     answers: bytes = b""
+    """Which test images the evaluated model classifies correctly, if the run records it."""
 
 
 def require_reply(reply: object, client: type) -> None:

@@ -51,9 +51,7 @@ class PerFedCKTClient(SoftPredictionClient):
         """
         factors = torch.full((len(images),), factor, device=images.device)
         positions = random_batches(
-            len(images),
-            self.settings.public_batch_size,
-            self.public_generator(server_round),
+            len(images), self.settings.public_batch_size, self.public_generator(server_round)
         )
         return self.train_locally(
             server_round,

@@ -7,12 +7,12 @@ run of `local`.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from logging import WARNING
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.evaluating import Evaluated, MethodClient, counts_of, exported_model
-from fedkd_flwr.clients.messages import TRAIN, Arrays
+from fedkd_flwr.clients.evaluating import Evaluated, counts_of, exported_model
+from fedkd_flwr.clients.messages import TRAIN
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
 from fedkd_flwr.training.loop import DivergedError
@@ -35,26 +35,13 @@ Seeded = Callable[[str, int], AbstractContextManager[None]]
 """Seeds PyTorch's draws by purpose and round."""
 
 
-class PrivateSession(Protocol):
-    """What a safeguard asks of a `Session`, in which the private model is trained."""
-
-    client: MethodClient
-    partition_id: int
-
-    def prepared(self, received: Arrays, server_round: int) -> Evaluated:
-        """Return what is evaluated, fine-tuned and with its statistics."""
-
-    def save(self) -> None:
-        """Save the trained model in the memory."""
-
-    def keep(self) -> None:
-        """Keep the memory in that of the method's client."""
-
-
 class Safeguard:
-    """The private model of a client, beside the model of its method; `blend` is the last choice."""
+    """The private model of a client, beside the model of its method; `blend` is the last choice.
 
-    def __init__(self, begin: Callable[[], PrivateSession], mode: str) -> None:
+    `begin` returns a `Session` for the private model, which goes on from what the last one kept.
+    """
+
+    def __init__(self, begin: Callable[[], Any], mode: str) -> None:
         self._begin, self._mode = begin, mode
         self._alone = begin()
         self._evaluated: Evaluated

@@ -44,7 +44,7 @@ from fedkd_flwr.export import (
     round_folder,
     save_personalized_model,
 )
-from fedkd_flwr.memory import MODEL, Memory, MemoryFolder, PartOfMemory, StoredState, own_context
+from fedkd_flwr.memory import MODEL, Memory, PartOfMemory, StoredState, own_context
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
@@ -71,11 +71,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        context: Context,
-        run: RunConfig,
-        settings: Settings,
-        beside: "Session | None" = None,
+        self, context: Context, run: RunConfig, settings: Settings, beside: "Session | None" = None
     ) -> None:
         self.context, self.run = context, run
         self.settings: Any = settings
@@ -106,8 +102,9 @@ class Session:
         with self._remembered.held(request):
             with self._seeded(request.phase, server_round):
                 reply, counts = self._trained(request)
-            with self._seeded(request.phase, server_round):
-                self._train_alone()
+            if self.safeguard and request.phase == TRAIN:
+                with self._seeded(request.phase, server_round):
+                    self.safeguard.train(server_round)
             counts |= {GRADIENT_STEPS.name: self.gradient_steps.taken, **self.local.spent_privacy()}
             self.save()
             self._remembered.note_round(request)
@@ -153,15 +150,10 @@ class Session:
         require_reply(reply, type(self.client))
         return reply, self.evaluate("trained")
 
-    def _train_alone(self) -> None:
-        """Train the private model, once a round."""
-        if self.safeguard and self.request.phase == TRAIN:
-            self.safeguard.train(self.request.server_round)
-
     def save(self) -> None:
         """Save the trained model, before an evaluation changes it, and the state in the memory."""
         if self.client.keeps_model:
-            self.memory.save_model(MODEL, self.client.model)
+            self.memory.save(MODEL, self.client.model.state_dict())
         if self._stored_state:
             self._stored_state.save(self.memory)
 
@@ -290,11 +282,8 @@ class Session:
         settings = self.run.plan.safeguard
         if not settings.is_on or self.run.strategy == LOCAL:
             return None
-        return Safeguard(self._private_session, settings.mode)
-
-    def _private_session(self) -> "Session":
-        """Return the session in which the private model is trained, as by `local`."""
-        return Session(self.context, run_of_private_model(self.run), Settings(), beside=self)
+        alone = self.context, run_of_private_model(self.run), Settings()
+        return Safeguard(lambda: Session(*alone, beside=self), settings.mode)
 
     # ---- What the client is and has --------------------------------------------------
 
@@ -371,11 +360,6 @@ class Session:
         """The weights of the client's model after its last training, if it keeps them."""
         return self.memory.load(MODEL)
 
-    @property
-    def memory_folder(self) -> MemoryFolder | None:
-        """The folder of the client's memory of the run, if it has one."""
-        return self._remembered.folder(self.request)
-
     # ---- Models ----------------------------------------------------------------------
 
     def borrow(self, architecture: Architecture) -> nn.Module:
@@ -398,16 +382,17 @@ class Session:
 
     def recalled_model(self) -> nn.Module:
         """Return the client's stored model, or a new one with its initial weights."""
-        model, stored = self.borrow(self.client.architectures[0]), self.stored_model
-        if stored or self.client.keeps_model:
-            fill_model(model, stored or self._initial_weights())
+        architecture = self.client.architectures[0]
+        model, weights = self.borrow(architecture), self.stored_model
+        if not weights and self.client.keeps_model:
+            is_own, seed = self.initial_draw, self.run.plan.seed
+            weights = (
+                self.new_model().state_dict()
+                if is_own
+                else common_weights(architecture, seed, self.new_model)
+            )
+        fill_model(model, weights or {})
         return model
-
-    def _initial_weights(self) -> Mapping[str, Tensor]:
-        if self.initial_draw:
-            return self.new_model().state_dict()
-        seed = self.run.plan.seed
-        return common_weights(self.client.architectures[0], seed, self.new_model)
 
     # ---- Batches and optimizers ------------------------------------------------------
 
@@ -426,10 +411,7 @@ class Session:
 
     @contextmanager
     def kept_momentum(
-        self,
-        optimizer: optim.Optimizer,
-        model: nn.Module,
-        replaced: Collection[nn.Parameter] = (),
+        self, optimizer: optim.Optimizer, model: nn.Module, replaced: Collection[nn.Parameter] = ()
     ) -> Iterator[None]:
         """Load the momentum of earlier trainings before a training, and store it afterwards."""
         own_model = self.client.model

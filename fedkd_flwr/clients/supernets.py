@@ -9,9 +9,16 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.jobs import TrainJob
-from fedkd_flwr.training.loop import Batch, Loss, gathered, random_batches, refresh_statistics
+from fedkd_flwr.training.loop import (
+    SGD,
+    Adam,
+    Batch,
+    Loss,
+    gathered,
+    random_batches,
+    refresh_statistics,
+)
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import SGD, Adam
 from strategies.core.randomness import random_generator
 from strategies.supernets import SearchSettings
 

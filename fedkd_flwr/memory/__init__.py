@@ -1,7 +1,6 @@
 """What a client remembers between messages, in Flower's context and in a folder."""
 
 from fedkd_flwr.memory.folder import (
-    PROGRESS,
     ROUNDS_KEPT,
     RUNS_KEPT,
     TOGETHER,
@@ -28,7 +27,6 @@ from fedkd_flwr.memory.memory import (
 
 __all__ = [
     "MODEL",
-    "PROGRESS",
     "ROUNDS_KEPT",
     "RUNS_KEPT",
     "SPENT",

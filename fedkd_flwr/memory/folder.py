@@ -245,9 +245,6 @@ def _damaged(file: Path, reason: str) -> DamagedMemoryError:
     return DamagedMemoryError(f"{file} is damaged ({reason}); {remedy}.")
 
 
-PROGRESS = "progress-*.safetensors"
-"""Pattern of the files with a client's progress within a long message, one for each round."""
-
 RUNS_KEPT = 5
 """Number of runs whose memory is kept on disk, if the node config has no ``keep-runs``."""
 
@@ -283,16 +280,14 @@ class MemoryFolder:
 
     # ---- The memory after a round ----------------------------------------------------
 
-    def write(
-        self,
-        memory: Memory,
-        replaceable: Collection[Path] | None = None,
-    ) -> None:
+    def write(self, memory: Memory, replaceable: Collection[Path] | None = None) -> None:
         """Write a memory as that of its round, and remove `replaceable` older ones; see `sync`."""
         newest = self.file(memory.server_round)
-        self._write(newest, memory, durable=True)
+        make_folder(self.path.parents[1])  # the state-dir; `sync` waits for folders below it
+        self.path.mkdir(parents=True, exist_ok=True)
+        numbers = {"numbers": json.dumps(memory.numbers)}
+        write_arrays(newest, arrays_of_memory(memory), numbers, durable=True)
         (self.path / FORGOTTEN).unlink(missing_ok=True)
-        self.remove_progress(memory.server_round)
         # Memories of later rounds are from before the run was continued from an earlier round.
         files = self.files()
         own = [file for file in files if file <= newest]
@@ -362,7 +357,6 @@ class MemoryFolder:
 
     def keep_newest(self) -> None:
         """Remove everything but the newest memory."""
-        self.remove_progress()
         newest = self.newest()
         for file in self.path.glob(MEMORIES):
             if file != newest:
@@ -372,49 +366,10 @@ class MemoryFolder:
         """Remove all files."""
         for file in self.path.glob(MEMORIES):
             file.unlink()
-        self.remove_progress()
 
     def file(self, server_round: int) -> Path:
         """Return the file of a round's memory."""
         return self.path / MEMORIES.replace("*", f"{server_round:06d}")
-
-    # ---- Progress within a long message ----------------------------------------------
-
-    def write_progress(self, server_round: int, progress: Memory) -> None:
-        """Write the progress of a long message; an interruption would lose hours.
-
-        It has a file of its own, because a resumed run writes the memory of the round anew.
-        """
-        try:
-            self._write(self._progress_file(server_round), progress, durable=False)
-        except OSError as error:
-            log(WARNING, "The progress of this message cannot be saved: %s", error)
-
-    def read_progress(self, server_round: int) -> Memory | None:
-        """Return the progress of an interrupted message; None if there is none to read."""
-        file = self._progress_file(server_round)
-        if not file.exists():
-            return None
-        try:
-            return read_memory(file)
-        except DamagedMemoryError as error:
-            log(WARNING, "The message starts over: %s", error)
-            return None
-
-    def remove_progress(self, before_round: float = math.inf) -> None:
-        """Remove the progress of all rounds before a round."""
-        for file in self.path.glob(PROGRESS):
-            if round_of(file) < before_round:
-                file.unlink(missing_ok=True)
-
-    def _progress_file(self, server_round: int) -> Path:
-        return self.path / PROGRESS.replace("*", f"{server_round:06d}")
-
-    def _write(self, file: Path, memory: Memory, durable: bool) -> None:
-        make_folder(self.path.parents[1])  # the state-dir; `sync` waits for folders below it
-        self.path.mkdir(parents=True, exist_ok=True)
-        numbers = {"numbers": json.dumps(memory.numbers)}
-        write_arrays(file, arrays_of_memory(memory), numbers, durable)
 
 
 # ---- The last few runs -------------------------------------------------------------------
@@ -441,8 +396,7 @@ def _outdated(current: Path, keep: int) -> list[Path]:
     runs = [path for path in current.parent.iterdir() if next(path.glob(MEMORIES), None)]
     places = {name: place for place, name in enumerate(order)}
     others = sorted(
-        set(runs) - {current},
-        key=lambda path: (places.get(path.name, -1), path.stat().st_mtime),
+        set(runs) - {current}, key=lambda path: (places.get(path.name, -1), path.stat().st_mtime)
     )
     return others[: max(0, len(others) + 1 - keep)] if keep else []
 

@@ -125,11 +125,7 @@ class Memory:
         if self.tensors.pop(group, None) is not None or self.numbers.pop(group, None) is not None:
             self.changed.add(group)
 
-    # ---- Models and optimizers -----------------------------------------------------------
-
-    def save_model(self, group: str, model: nn.Module) -> None:
-        """Store a model's parameters and buffers."""
-        self.save(group, model.state_dict())
+    # ---- Optimizers ------------------------------------------------------------------
 
     def save_momentum(
         self,

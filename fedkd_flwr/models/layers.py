@@ -101,11 +101,7 @@ class Ensemble(nn.Module):
     weights: Tensor
 
     def __init__(
-        self,
-        own: nn.Module,
-        shared: nn.Module,
-        own_weight: float = 1.0,
-        shared_weight: float = 1.0,
+        self, own: nn.Module, shared: nn.Module, own_weight: float = 1.0, shared_weight: float = 1.0
     ) -> None:
         super().__init__()
         self.own, self.shared = own, shared

@@ -18,11 +18,11 @@ from torch.func import functional_call
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.torch_internals import convolves, draws_while_training, has_hooks
-from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.batched_functions import BatchedFunctions, Objective
 from fedkd_flwr.training.jobs import Job, PredictJob, SuspendedClient, TrainJob
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
+    SGD,
     Batch,
     DivergedError,
     backpropagate,
@@ -45,7 +45,7 @@ STACKED_NUMBERS = {"cpu": 1_500_000, "cuda": 2**25}
 The parameters of a step, with gradients and momenta, have to fit into a processor's cache.
 """
 
-PLAIN_DESCENT = (torch.optim.SGD, optimizers.SGD)
+PLAIN_DESCENT = (torch.optim.SGD, SGD)
 """PyTorch's stochastic gradient descent. A derived class may take other steps."""
 
 

@@ -64,24 +64,16 @@ class PrivateGradients:
         sums = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
         for chunk in zip(*(torch.split(column, AT_ONCE) for column in private), strict=True):
             if len(chunk[0]):
-                clipped = self._clipped_sum(model, loss, chunk, shared)
+                gradients = gradients_of_samples(model, loss, chunk, shared)
+                # Autocast would round them, and a sample could change a sum by more than C.
+                with torch.autocast(self.generator.device.type, enabled=False):
+                    clipped = self._sum_of_clipped(gradients)
                 sums = {name: sums[name] + clipped[name] for name in sums}
         for name, parameter in trained.items():
             noise = torch.empty_like(parameter).normal_(generator=self.generator)
             noised = sums[name] + noise * (self.noise_multiplier * self.clip_norm)
             parameter.grad = noised / self.expected_size
         return torch.zeros((), device=self.generator.device)
-
-    def _clipped_sum(
-        self, model: nn.Module, loss: Loss, private: Batch, shared: Batch
-    ) -> dict[str, Tensor]:
-        """Return the sums of the clipped gradients of some samples, in single precision.
-
-        Autocast would round them, and a sample could then change a sum by more than C.
-        """
-        gradients = gradients_of_samples(model, loss, private, shared)
-        with torch.autocast(self.generator.device.type, enabled=False):
-            return self._sum_of_clipped(gradients)
 
     def _sum_of_clipped(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]

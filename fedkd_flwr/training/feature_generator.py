@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.training.optimizers import build_optimizer
+from fedkd_flwr.training.loop import build_optimizer
 
 Generator = Mapping[str, Tensor]
 """Parameters by name; see `strategies.fedgen.FedGenState`."""

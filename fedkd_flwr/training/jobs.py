@@ -24,32 +24,22 @@ from fedkd_flwr.training.loop import (
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """Optimizer steps on batches. The result is the mean loss over the samples of `optimizer`.
-
-    Attributes
-    ----------
-    model : nn.Module
-        Trained in place.
-    loss : callable
-        Mean loss of the model on a batch.
-    optimizer : torch.optim.Optimizer
-        Over parameters of the model; steps once a batch. The other parameters do not change.
-    batches : iterable of tuple of Tensor
-        On the model's device.
-    gradients : callable
-        What sets the gradients of a batch. Jobs with other gradients than backpropagation's run
-        alone.
-    alternate : torch.optim.Optimizer or None
-        Over other parameters of the model. It takes the step on the first batch and then on every
-        other one, in place of `optimizer`.
-    """
+    """Optimizer steps on batches. The result is the mean loss over the samples of `optimizer`."""
 
     model: nn.Module
+    """Trained in place."""
     loss: Loss
+    """Mean loss of the model on a batch."""
     optimizer: torch.optim.Optimizer
+    """Over parameters of the model; steps once a batch. The other parameters do not change."""
     batches: Iterable[Batch]
+    """On the model's device."""
     gradients: Gradients = backpropagate
+    """What sets the gradients of a batch. Jobs with other gradients than backpropagation's run
+    alone."""
     alternate: torch.optim.Optimizer | None = None
+    """Over other parameters of the model. It takes the step on the first batch and then on every
+    other one, in place of `optimizer`."""
 
     def __post_init__(self) -> None:
         """Refuse a loss of PyTorch itself, which takes logits."""

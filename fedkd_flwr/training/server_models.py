@@ -23,7 +23,9 @@ from fedkd_flwr.models.model_pool import SHARED_DRAW
 from fedkd_flwr.models.vectors import ALL, fill_from_vectors, matrix_shapes, model_vectors
 from fedkd_flwr.training.feature_generator import draws, train_feature_generator
 from fedkd_flwr.training.loop import (
+    SGD,
     DivergedError,
+    build_optimizer,
     gathered,
     predict_logits,
     random_batches,
@@ -31,7 +33,6 @@ from fedkd_flwr.training.loop import (
     train_on,
 )
 from fedkd_flwr.training.losses import Distillation
-from fedkd_flwr.training.optimizers import SGD, build_optimizer
 from strategies.core.declarations import LayerChoice
 from strategies.core.flower import log
 from strategies.core.randomness import random_generator
@@ -83,7 +84,9 @@ class RunModels:
 
     def predict(self, name: str, model: Vectors, server_round: int) -> NDArray[np.float32]:
         """Return a model's logits on the public samples of a round, shape (P, K)."""
-        logits = predict_logits(self._filled(name, model), self._public_images(server_round))
+        logits = predict_logits(
+            self._filled(name, model), self._images(self.public_subset(server_round))
+        )
         return logits.cpu().numpy()
 
     def fit(
@@ -171,9 +174,6 @@ class RunModels:
         )
         trained = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
         return trained, generated_prototypes(tensors).detach().numpy()
-
-    def _public_images(self, server_round: int) -> Tensor:
-        return self._images(self.public_subset(server_round))
 
     def _images(self, samples: NDArray[np.int64]) -> Tensor:
         pool = public_pool(self.run.server_data_plan)

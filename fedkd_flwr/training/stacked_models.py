@@ -85,7 +85,8 @@ class StackedDescent:
         self._rate, self._momentum = group["lr"], group["momentum"]
         self._decay = group["weight_decay"]
         self._fused = all(tensor.device.type in ("cpu", "cuda") for tensor in parameters.values())
-        self._momenta = self._stacked_momenta() if self._momentum else {}
+        named = (self._named_momenta(*client) for client in self._clients)
+        self._momenta = _stacked(named) if self._momentum else {}
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor | None], chosen: Chosen) -> None:
@@ -111,13 +112,10 @@ class StackedDescent:
             for name, value in zip(own, values, strict=False):
                 chosen.put(stacked[name], value)
 
-    def _stacked_momenta(self) -> Tensors:
-        """Return the clients' momenta by parameter. Clients without momenta have zeros."""
-        return _stacked(self._named_momenta(*client) for client in self._clients)
-
     def _named_momenta(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> Iterator[tuple[str, Tensor]]:
+        """Yield a client's momenta by parameter; zeros if it has none."""
         for name in self.names:
             parameter = model.get_parameter(name)
             kept: Tensor | None = optimizer.state.get(parameter, {}).get("momentum_buffer")

@@ -1,15 +1,7 @@
 """The round that is running: what methods see of it, its messages, reports and seconds."""
 
 import time
-from collections.abc import (
-    Callable,
-    Collection,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,10 +71,6 @@ class CurrentRound:
             "replies": self.num_replies,
             "failures": len(self.exchange.failures),
         }
-
-    def seconds_by_phase(self) -> dict[str, float]:
-        """Return the columns with the duration of each phase."""
-        return {f"seconds_{phase}": round(value, 4) for phase, value in self.seconds.items()}
 
     def client_rows(
         self, clients: Mapping[int, ClientInfo], evaluations: Mapping[int, Row]

@@ -20,28 +20,19 @@ RESULTS = frozenset({Data.VALIDATION, Data.TEST})
 
 @dataclass(frozen=True)
 class Sent:
-    """An array that clients send; for a number see `strategies.core.replies.Metric`.
-
-    Attributes
-    ----------
-    name : str
-        Its name, or a pattern such as ``layers/*``.
-    inputs : tuple of Data
-        Samples that enter it besides those that trained the model. It may depend on the numbers of
-        samples without naming them.
-    through_model : bool
-        Whether it depends on the trained model.
-    required : bool
-        Whether the server cannot do without it.
-    requested : bool
-        Whether clients send it only where the run asks for it by ``measures``.
-    """
+    """An array that clients send; for a number see `strategies.core.replies.Metric`."""
 
     name: str
+    """Its name, or a pattern such as ``layers/*``."""
     inputs: tuple[Data, ...] = field(default=(Data.TRAINING,), kw_only=True)
+    """Samples that enter it besides those that trained the model. It may depend on the numbers of
+    samples without naming them."""
     through_model: bool = field(default=False, kw_only=True)
+    """Whether it depends on the trained model."""
     required: bool = field(default=True, kw_only=True)
+    """Whether the server cannot do without it."""
     requested: bool = field(default=False, kw_only=True)
+    """Whether clients send it only where the run asks for it by ``measures``."""
 
     @property
     def is_result(self) -> bool:

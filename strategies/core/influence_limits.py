@@ -32,7 +32,13 @@ def with_clipped_updates(
     """
     if not multiple:
         return dict(replies)
-    norms = {n: _update_norms(reply, sent_to(reply)) for n, reply in replies.items()}
+    norms = {
+        n: {
+            name: float(np.linalg.norm((reply.arrays[name] - start).astype(np.float64)))
+            for name, start in sent_to(reply).items()
+        }
+        for n, reply in replies.items()
+    }
     names = next(iter(norms.values()), {}).keys()
     limits = {
         name: float(multiple * np.median([norm[name] for norm in norms.values()])) for name in names
@@ -75,13 +81,6 @@ def with_clipped_rows(
         shorter = (rows * shares).astype(rows.dtype)
         bounded[n] = replace(replies[n], arrays={**replies[n].arrays, name: shorter})
     return bounded
-
-
-def _update_norms(reply: Reply, sent: Arrays) -> dict[str, float]:
-    return {
-        name: float(np.linalg.norm((reply.arrays[name] - start).astype(np.float64)))
-        for name, start in sent.items()
-    }
 
 
 def _with_shorter_updates(

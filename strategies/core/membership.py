@@ -21,11 +21,7 @@ from strategies.core.client_info import ClientInfo, read_client, valid_name
 from strategies.core.flower import log
 from strategies.core.influence_limits import upper_limit
 from strategies.core.plan import RunPlan
-from strategies.core.replies import (
-    Arrays,
-    InvalidReplyError,
-    TooFewRepliesError,
-)
+from strategies.core.replies import Arrays, InvalidReplyError, TooFewRepliesError
 from strategies.core.versions import difference, installed_versions, refusal
 
 KEYS = "members/keys"

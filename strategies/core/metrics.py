@@ -166,19 +166,15 @@ SIZES = (
 def columns_of_training(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the columns of a round that follow from `OF_TRAINING`, from the metrics of each."""
     rows = list(metrics)
-    return {GRADIENT_STEPS.column: gradient_steps(rows), **largest_epsilon(rows)}
+    spent = [row[DP_EPSILON.name] for row in rows if DP_EPSILON.name in row]
+    largest = {f"{DP_EPSILON.column}_max": max(spent)} if spent else {}
+    return {GRADIENT_STEPS.column: gradient_steps(rows), **largest}
 
 
 def fine_tuning_steps(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the steps of fine-tuning for some evaluations as a column; nothing without them."""
     steps = sum(int(row.get(FINE_TUNING_STEPS.column, 0)) for row in evaluations)
     return {FINE_TUNING_STEPS.column: steps} if steps else {}
-
-
-def largest_epsilon(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the largest epsilon of a client as ``dp_epsilon_max``; nothing without DP-SGD."""
-    values = [row[DP_EPSILON.name] for row in metrics if DP_EPSILON.name in row]
-    return {f"{DP_EPSILON.column}_max": max(values)} if values else {}
 
 
 def gradient_steps(metrics: Iterable[Mapping[str, float]]) -> int:

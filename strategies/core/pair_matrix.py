@@ -22,22 +22,16 @@ class PairMatrix:
 
     Entry (n, m) of clients that have not both trained is that of the start: ``diagonal[n]`` if
     they are the same, else ``receivers[n] * givers[m]``.
-
-    Attributes
-    ----------
-    values : ndarray
-        Shape (M, M), the entries among clients that have trained, by ascending partition-id.
-    places : ndarray
-        Shape (N,), each client's row and column of `values`; -1 if it has not trained.
-    diagonal, receivers, givers : ndarray
-        Shape (N,), the entries at the start.
     """
 
     values: NDArray[np.float64]
+    """Shape (M, M), the entries among clients that have trained, by ascending partition-id."""
     places: NDArray[np.int64]
+    """Shape (N,), each client's row and column of `values`; -1 if it has not trained."""
     diagonal: NDArray[np.float64]
     receivers: NDArray[np.float64]
     givers: NDArray[np.float64]
+    """Shape (N,), the entries at the start."""
 
     @classmethod
     def starting(

@@ -18,12 +18,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import (
-    GaussianPrivacyEvent,
-    NeighboringRelation,
-    PrivacyConfig,
-    SamplingMethod,
-)
+from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
 from numpy.typing import NDArray
 
 from strategies.core.flower import root_log_as_it_is

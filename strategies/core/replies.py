@@ -66,21 +66,14 @@ class TooFewRepliesError(RuntimeError):
 
 @dataclass(frozen=True)
 class ExpectedArray:
-    """Specification of an array of a reply.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Its shape.
-    dtype : str
-        NumPy's name of its data type.
-    at_most : bool
-        Whether it may have fewer rows than `shape`, if only the client knows their number.
-    """
+    """Specification of an array of a reply."""
 
     shape: tuple[int, ...]
+    """Its shape."""
     dtype: str = "float32"
+    """NumPy's name of its data type."""
     at_most: bool = False
+    """Whether it may have fewer rows than `shape`, if only the client knows their number."""
 
     def parts(self, name: str) -> Mapping[str, "ExpectedArray"]:
         """Return the specification of the arrays in which it is sent: by default itself."""
@@ -102,18 +95,13 @@ class Metric(Sent):
     """A number that the clients of a method report, recorded per client and round.
 
     Its name is in kebab case, and its column has underscores. What `Sent` says of it counts too.
-
-    Attributes
-    ----------
-    averaged : bool
-        Whether the row of the round has the mean over clients, as ``NAME_mean``.
-    low, high : float
-        Allowed range, both ends included.
     """
 
     averaged: bool = True
+    """Whether the row of the round has the mean over clients, as ``NAME_mean``."""
     low: float = -LARGEST_LOSS
     high: float = LARGEST_LOSS
+    """Allowed range, both ends included."""
     required: bool = field(default=False, kw_only=True)
 
     @property
@@ -124,31 +112,20 @@ class Metric(Sent):
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's reply that passed the checks.
-
-    Attributes
-    ----------
-    partition_id : int
-        The client that replied.
-    arrays : dict of str to ndarray
-        The named arrays of the reply.
-    metrics : dict of str to float
-        The declared numbers of the reply.
-    answers : bytes
-        Which test images the model gets right, see `strategies.core.masks`; empty for none.
-    """
+    """A client's reply that passed the checks."""
 
     partition_id: int
+    """The client that replied."""
     arrays: dict[str, NDArray[Any]]
+    """The named arrays of the reply."""
     metrics: dict[str, float]
+    """The declared numbers of the reply."""
     answers: bytes = b""
+    """Which test images the model gets right, see `strategies.core.masks`; empty for none."""
 
 
 def read_reply(
-    message: Message,
-    partition_id: int,
-    due: Mapping[str, ExpectedArray],
-    metrics: Iterable[Metric],
+    message: Message, partition_id: int, due: Mapping[str, ExpectedArray], metrics: Iterable[Metric]
 ) -> Reply:
     """Read a reply after checking its sender, versions, arrays and metrics."""
     if message.has_error():

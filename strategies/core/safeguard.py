@@ -61,12 +61,7 @@ SAFEGUARD_WEIGHT = "safeguard-weight"
 SAFEGUARD_METRICS = (
     *(
         Metric(
-            name,
-            averaged=False,
-            low=0,
-            high=LARGEST_COUNT,
-            inputs=(Data.TEST,),
-            through_model=True,
+            name, averaged=False, low=0, high=LARGEST_COUNT, inputs=(Data.TEST,), through_model=True
         )
         for name in (SAFEGUARDED_LOST, METHOD_LOST)
     ),

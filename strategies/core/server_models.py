@@ -9,13 +9,7 @@ from strategies.core.replies import Arrays
 
 
 class ServerModels(Protocol):
-    """The models of a run on the server; strategies handle them as vectors by kind.
-
-    Attributes
-    ----------
-    names : tuple of str
-        The distinct architectures of the run.
-    """
+    """The models of a run on the server; strategies handle them as vectors by kind."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -30,15 +30,11 @@ class OnNodes:
 
     ``Annotated[float, OnNodes(0, 1)]``. A setting that says nothing, or `DEFAULT_ON_NODES`, has to
     have its default there. One with `NO_EFFECT_ON_RESULTS` may have any value.
-
-    Attributes
-    ----------
-    low, high : float or str
-        The smallest and the largest number, or keys of the node config that have them.
     """
 
     low: float | str = -math.inf
     high: float | str = math.inf
+    """The smallest and the largest number, or keys of the node config that have them."""
 
     def accepts(self, value: Any, node: Mapping[str, Any]) -> bool:
         """Return whether a value, or each of several, lies in the range on a node."""

@@ -36,6 +36,7 @@ def as_text(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {found}" for name, found in versions.items())
 
 
+@cache
 def as_sent() -> str:
     """Return this machine's versions as a node sends them."""
     return as_text(installed_versions())

@@ -33,23 +33,6 @@ SMALLEST_CELLS = 3
 class SupernetSettings:
     """Size and search space of a supernet. The defaults are the paper's for CIFAR-10.
 
-    Attributes
-    ----------
-    channels : int
-        Channels of a node in the first cell.
-    cells : int
-        Number of cells, at least 3; those at 1/3 and 2/3 of the depth are reduction cells.
-    nodes : int
-        Inner nodes of a cell. Node i reads the two inputs and all nodes before it. A cell has
-        ``2 + 3 + ... + (nodes + 1)`` edges: 14 with 4 nodes.
-    operations : tuple of str
-        Candidates on each edge: distinct names of `OPERATIONS`, at least one other than "none".
-    stem_multiplier : int
-        The stem has this many times `channels` channels.
-    stem_stride : int
-        2 halves the resolution before the first cell, which makes training two to four
-        times as fast; the paper's is 1 for CIFAR-10, and its ImageNet stem reduces too.
-
     Raises
     ------
     ValueError
@@ -57,11 +40,19 @@ class SupernetSettings:
     """
 
     channels: int = 16
+    """Channels of a node in the first cell."""
     cells: int = 8
+    """Number of cells, at least 3; those at 1/3 and 2/3 of the depth are reduction cells."""
     nodes: int = 4
+    """Inner nodes of a cell. Node i reads the two inputs and all nodes before it. A cell has ``2 +
+    3 + ... + (nodes + 1)`` edges: 14 with 4 nodes."""
     operations: tuple[str, ...] = OPERATIONS
+    """Candidates on each edge: distinct names of `OPERATIONS`, at least one other than "none"."""
     stem_multiplier: int = 3
+    """The stem has this many times `channels` channels."""
     stem_stride: int = 1
+    """2 halves the resolution before the first cell, which makes training two to four times as
+    fast; the paper's is 1 for CIFAR-10, and its ImageNet stem reduces too."""
 
     def __post_init__(self) -> None:
         for name, smallest, largest in (

@@ -36,9 +36,7 @@ class HalvedResolution(nn.Module):
 def pointwise(inputs: int, outputs: int, affine: bool) -> nn.Module:
     """Return ReLU, 1x1 convolution and batch normalization, which may learn if `affine`."""
     return nn.Sequential(
-        nn.ReLU(),
-        nn.Conv2d(inputs, outputs, 1, bias=False),
-        nn.BatchNorm2d(outputs, affine=affine),
+        nn.ReLU(), nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs, affine=affine)
     )
 
 
