@@ -36,22 +36,17 @@ class Method:
     @cached_property
     def strategy(self) -> "type[PersonalizedStrategy]":
         """The Flower strategy."""
-        strategy: type[PersonalizedStrategy] = resolve_name(self.strategy_name)
-        return strategy
+        return resolve_name(self.strategy_name)
 
     @cached_property
     def client(self) -> type[Any]:
         """The NumPyClient, a `fedkd_flwr.clients.base.PersonalClient`, which imports this."""
-        client: type[Any] = resolve_name(self.client_name)
-        return client
+        return resolve_name(self.client_name)
 
     @cached_property
     def estimator_client(self) -> type[Any]:
         """The same client for a model that is an estimator."""
-        derived: type[Any] = resolve_name("fedkd_flwr.clients.estimators:estimator_client")(
-            self.client
-        )
-        return derived
+        return resolve_name("fedkd_flwr.clients.estimators:estimator_client")(self.client)
 
 
 def _built_in(strategy: str, client: str) -> Method:

@@ -36,10 +36,7 @@ Scalar = bool | int | float | str
 
 def as_scalar(value: Any) -> Scalar:
     """Convert a list to text separated by commas; return other values unchanged."""
-    if isinstance(value, tuple):
-        return ",".join(str(item) for item in value)
-    scalar: Scalar = value
-    return scalar
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -81,7 +81,7 @@ OF_OWN = Setting(
 def settings_reference(method: str = "") -> list[Section]:
     """Return the settings of all runs and methods, each in its own table; or of one method."""
     if not method:
-        return _without_repetition([*_common_sections(), *_method_sections()])
+        return _without_repetition(_sections())
     try:
         kind = find_method(method).record.settings_type
     except NoneOfTheAllowedError:
@@ -124,11 +124,6 @@ def settings(method: str = "") -> "pd.DataFrame":
     return pd.DataFrame(listed, columns=columns).set_index("key")
 
 
-def _common_sections() -> list[Section]:
-    own = Section("The method, and where the run takes place", [*_settings(RunConfig), OF_OWN])
-    return [own, *(Section(_title(kind), _settings(kind)) for kind in _groups_in(RunConfig))]
-
-
 def _groups_in(kind: type[SettingsGroup]) -> Iterator[type[SettingsGroup]]:
     """Yield the groups in a group, each before those in it."""
     for part in kind.nested_groups().values():
@@ -136,11 +131,18 @@ def _groups_in(kind: type[SettingsGroup]) -> Iterator[type[SettingsGroup]]:
         yield from _groups_in(part)
 
 
-def _method_sections() -> list[Section]:
+def _sections() -> list[Section]:
     """Return a section for each type of settings, with the keys that no earlier one has."""
     types = settings_types()
-    bases = dict.fromkeys(base for kind in types for base in kind.__mro__ if _has_own_table(base))
-    sections = [Section(_title(kind), _settings(kind)) for kind in bases if kind not in types]
+    bases = dict.fromkeys(
+        base
+        for kind in types
+        for base in kind.__mro__
+        if issubclass(base, Settings) and vars(base).get("table") and base not in types
+    )
+    own = Section("The method, and where the run takes place", [*_settings(RunConfig), OF_OWN])
+    shared = [*_groups_in(RunConfig), *bases]
+    sections = [own, *(Section(_title(kind), _settings(kind)) for kind in shared)]
     for kind in types:
         listed = {setting.key for section in sections for setting in section.settings}
         readers = [name for name, m in METHODS.items() if m.record.settings_type is kind]
@@ -149,10 +151,6 @@ def _method_sections() -> list[Section]:
         also_read = tuple(setting.key for setting in settings if setting not in new)
         sections.append(Section(f"Settings of {', '.join(readers)}", new, also_read))
     return sections
-
-
-def _has_own_table(kind: type) -> bool:
-    return issubclass(kind, Settings) and bool(vars(kind).get("table"))
 
 
 def _without_repetition(sections: Sequence[Section]) -> list[Section]:

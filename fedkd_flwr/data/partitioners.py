@@ -332,8 +332,7 @@ def equal_counts(
     size = (supply.available[owners > 0] // owners[owners > 0]).min()
     if size < 1:
         raise DataError(runs_out(supply, owners))
-    counts: Indices = holds * (min(size, most) if most else size)
-    return counts
+    return holds * (min(size, most) if most else size)
 
 
 def random_counts(
@@ -365,8 +364,7 @@ def random_counts(
     missing = total - counts.sum(axis=1, keepdims=True)
     fractions = np.where(chosen, proportions * total - counts, -1.0)
     rank = fractions.argsort(axis=1)[:, ::-1].argsort(axis=1)
-    result: Indices = holds + counts + (rank < missing)
-    return result
+    return holds + counts + (rank < missing)
 
 
 PROPORTIONS: dict[str, Callable[..., Indices]] = {"equal": equal_counts, "random": random_counts}

@@ -231,8 +231,7 @@ def _has_paths(column: Column) -> bool:
 
 def _field(column: Column, name: str) -> Column:
     """Return a field of a column of structs."""
-    field: Column = pa.compute.struct_field(column, name)
-    return field
+    return pa.compute.struct_field(column, name)
 
 
 def numbered(
@@ -434,8 +433,7 @@ def _is_list(kind: pa.DataType) -> bool:
 def _innermost(kind: Any) -> pa.DataType:
     while _is_list(kind):
         kind = kind.value_type
-    innermost: pa.DataType = kind
-    return innermost
+    return kind
 
 
 def _samples(table: pa.Table, columns: Sequence[str], owner: str) -> NDArray[np.float32]:

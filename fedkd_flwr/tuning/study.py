@@ -344,8 +344,7 @@ def steps_taken(trials: Iterable[FrozenTrial]) -> int:
 
 def _result_at(trial: FrozenTrial, rung: int) -> dict[str, Any]:
     """Return what was recorded when a trial reached a rung; empty if it did not."""
-    result: dict[str, Any] = trial.user_attrs.get(str(rung), {})
-    return result
+    return trial.user_attrs.get(str(rung), {})
 
 
 def _reopened(study: Study, trial: FrozenTrial) -> Trial:
