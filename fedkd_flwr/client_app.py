@@ -138,7 +138,6 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _trained(message: Message, client: PersonalClient) -> Message:
-    """Handle a train message with the client that was built for it."""
     with closing(client.session) as session, computing(client):
         reply = session.serve(_request(message))
     return _packed(message, client, reply)
@@ -185,7 +184,6 @@ def _cohort_size(client: PersonalClient) -> int:
 
 
 def _in_parts(cohort: Sequence[Member]) -> Iterator[Sequence[Member]]:
-    """Divide a cohort into parts that are trained one after another."""
     size = _cohort_size(cohort[0][1])
     return (cohort[start : start + size] for start in range(0, len(cohort), size))
 
@@ -211,12 +209,10 @@ def _serve_together(members: Sequence[Member], messages: Sequence[Message]) -> d
 
 
 def _request(message: Message) -> Request:
-    """Read what a message asks for."""
     return Request.read(decoded(arrays_of(message)), record_of(message, "config", ConfigRecord))
 
 
 def _packed(message: Message, client: PersonalClient, reply: TrainReply) -> Message:
-    """Pack a client's reply into a message, with who replies."""
     answers = {ANSWERS: reply.answers} if reply.answers else {}
     return _reply(message, {**client.session.identity, **answers}, reply)
 

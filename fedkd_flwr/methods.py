@@ -50,7 +50,6 @@ class Method:
 
 
 def _built_in(strategy: str, client: str) -> Method:
-    """Return a method of this project, from ``module:class`` of both sides."""
     return Method(f"strategies.{strategy}", f"fedkd_flwr.clients.{client}")
 
 

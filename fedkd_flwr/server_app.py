@@ -195,7 +195,6 @@ def check_models(configuration: Configuration) -> None:
 
 
 def _smallest_batch(configuration: Configuration, name: str) -> int:
-    """Return how many samples the smallest batch has on which a client trains an architecture."""
     run, plan = configuration.run, configuration.run.server_data_plan
     assigned = assigned_models(run.models, plan)
     owners = [n for n, model in enumerate(assigned) if model == name] or range(len(assigned))

@@ -151,8 +151,6 @@ def _settings_of(
 
 @dataclass(frozen=True)
 class _Exchanged:
-    """A message to a client and its reply."""
-
     kind: str
     server_round: int
     client: int
@@ -162,8 +160,6 @@ class _Exchanged:
 
 @dataclass
 class _Recorder:
-    """Serves messages as the app does, and keeps what went each way."""
-
     spoil: Callable[[int, int, Message], None] = lambda server_round, client, reply: None
     exchanged: list[_Exchanged] = field(default_factory=list)
 
@@ -276,7 +272,6 @@ def _a_stopped_run_goes_on(checked: _Checked) -> None:
 
 
 def _require_equal(checked: _Checked, found: Run, when: str) -> None:
-    """Require the numbers of the run, to the last digit."""
     for name in ("rounds", "clients"):
         expected, table = getattr(checked.run, name), getattr(found, name)
         # A round that is asked for twice costs privacy twice.
@@ -409,7 +404,6 @@ def _needs(
 
 
 def _refusal(checked: _Checked, changes: dict[str, Any]) -> str:
-    """Return the sentence with which a run config is refused; empty if it is not."""
     try:
         check_models(checked.read(**changes))
     except ConfigError as error:

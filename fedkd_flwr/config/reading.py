@@ -173,7 +173,6 @@ def default_values() -> Mapping[str, Scalar]:
 
 
 def _own_method(flat: Mapping[str, Any]) -> Method | None:
-    """Return the method of a run config if it is a custom method."""
     name = str(flat.get("strategy", ""))
     if not is_custom(name) and name not in REGISTERED:
         return None

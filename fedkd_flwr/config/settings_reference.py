@@ -125,14 +125,12 @@ def settings(method: str = "") -> "pd.DataFrame":
 
 
 def _groups_in(kind: type[SettingsGroup]) -> Iterator[type[SettingsGroup]]:
-    """Yield the groups in a group, each before those in it."""
     for part in kind.nested_groups().values():
         yield part
         yield from _groups_in(part)
 
 
 def _sections() -> list[Section]:
-    """Return a section for each type of settings, with the keys that no earlier one has."""
     types = settings_types()
     bases = dict.fromkeys(
         base
@@ -219,7 +217,6 @@ def _in_one_line(text: str, kind: type[SettingsGroup]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return a value as TOML."""
     scalar = as_scalar(value)
     if isinstance(scalar, bool):
         return str(scalar).lower()
@@ -227,7 +224,6 @@ def _written(value: Any) -> str:
 
 
 def _allowed(kind: type[SettingsGroup], name: str, field: FieldInfo) -> str:
-    """Return the range of a field, or its allowed words."""
     annotation = field.annotation
     if typing.get_origin(annotation) is Literal:
         return ", ".join(map(str, typing.get_args(annotation)))

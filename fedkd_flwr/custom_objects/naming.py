@@ -93,7 +93,6 @@ def _named(key: str, value: Any, names: dict[str, Any]) -> Any:
 
 
 def _name_of_object(value: Any, names: dict[str, Any]) -> str:
-    """Return the name of a callable or an estimator."""
     if name := name_in_module(value):
         return name
     label = f"{_label(value)}_{code_digest(value)[:DIGITS]}"

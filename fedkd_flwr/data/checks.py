@@ -200,7 +200,6 @@ def _lines_about_public_set(settings: DataSettings) -> Iterator[Line]:
 
 
 def _float_range(name: str, data_root: str, data_format: DataFormat) -> tuple[float, float] | None:
-    """Return the least and the largest number of floating-point data; None for images."""
     if name in DATASETS:
         return None
     samples = load_images(name, data_root, data_format).images

@@ -180,7 +180,6 @@ def images_of(settings: DataSettings) -> ImageSet:
 @reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
-    """Return the private and the held-out positions in the data set."""
     settings = plan.settings
     labels = labels_of(settings)
     pool = np.arange(len(labels))

@@ -199,12 +199,10 @@ def _require_one_reading(
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return some names in one line."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str, int]:
-    """Return the number of each class by the name of its folder."""
     if not names:
         raise DataError(f"{str(path)!r} has no folders; it needs one for each class")
     if all(name.isdecimal() for name in names):

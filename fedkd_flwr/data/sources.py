@@ -189,7 +189,6 @@ def _load_folder(path: Path, data_format: DataFormat) -> ImageSet:
 
 
 def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
-    """Return the samples of all clients' folders or files."""
     places = places_of_clients(path)
     files = files_of_clients(places)
     if files and files[0][0].suffix.lower() in ARRAYS:
@@ -206,7 +205,6 @@ def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
 
 
 def _load_arrays(path: Path, places: list[Path], files: list[list[Path]]) -> ImageSet:
-    """Return the samples in NumPy files of all clients."""
     pairs = [read_arrays(file) for own in files for file in own]
     joined = joined_data_set(repr(str(path)), pairs)
     owners = owners_of_files(places, files, [len(labels) for _, labels in pairs])
@@ -265,7 +263,6 @@ def _load_files(path: Path, files: "_Files", data_format: DataFormat) -> ImageSe
 def _as_said(
     name: str, decoded: DecodedImages, labels: Tensor, classes: int, files: "_Files"
 ) -> ImageSet:
-    """Return decoded images, with one line on how they were read."""
     shape = " x ".join(map(str, decoded.images.shape[1:]))
     named = files.class_names if len(files.class_names) <= MOST_NAMED else []
     counted = [f"{own} {int((labels == k).sum())}" for k, own in enumerate(named)]
@@ -287,8 +284,6 @@ def _as_said(
 def _read_images(
     name: str, data_root: str, data_format: DataFormat, labels: Tensor
 ) -> DecodedImages:
-    """Return the images of a data set in Parquet files or on the hub."""
-
     def decode() -> DecodedImages:
         from fedkd_flwr.data.tables import encoded_images, read_column
 
@@ -318,7 +313,6 @@ def _decoded(
 @reads_data
 @functools.cache
 def _path_in_cache(name: str, data_root: str, data_format: DataFormat) -> Path | None:
-    """Return the file of a data set in the cache; None where nothing is kept."""
     if cache_folder() is None:
         return None
     source = _source(name, data_root, data_format)
@@ -438,7 +432,6 @@ def _encoded_at(
     grouping: Grouping = UNGROUPED,
     tables: Sequence[Sequence[Path]] = (),
 ) -> _Files:
-    """Return the images of a folder or a table, or of those of each client in a folder."""
     if tables := tables or [own for place in places if (own := tables_at(place))]:
         return _encoded_in(tables, data_format, grouping)
     found = find_images(path, places, data_format)
@@ -471,7 +464,6 @@ def _content_of(file: Path) -> bytes:
 def _encoded_in(
     tables: Sequence[Sequence[Path]], data_format: DataFormat, grouping: Grouping
 ) -> _Files:
-    """Return the images of each client's tables."""
     from fedkd_flwr.data.tables import (
         encoded_images,
         find_label,

@@ -146,7 +146,6 @@ def share_samples(private: str, public: str, data_root: str = "") -> bool:
 
 
 def _canonical(name: str, data_root: str) -> str:
-    """Return the canonical name of a data set that has several names."""
     hub_id = hub_id_of(name)
     if not hub_id:
         # A class member can be named `module:object.member` and `module.object:member`.
@@ -155,7 +154,6 @@ def _canonical(name: str, data_root: str) -> str:
 
 
 def _places(name: str, data_root: str, labeled: bool) -> list[Path]:
-    """Return the files and folders on this machine that hold a data set."""
     hub_id = hub_id_of(name)
     if path := path_of(name):
         places = parts_of(path) if labeled else [path]

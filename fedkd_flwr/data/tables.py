@@ -230,7 +230,6 @@ def _has_paths(column: Column) -> bool:
 
 
 def _field(column: Column, name: str) -> Column:
-    """Return a field of a column of structs."""
     return pa.compute.struct_field(column, name)
 
 

@@ -147,7 +147,6 @@ class InProcessGrid(MessageGrid):
         return replies
 
     def _teller(self, message_type: str, total: int) -> Callable[[int], None]:
-        """Return a function that reports that further messages were handled."""
         answered = 0
 
         def tell(more: int) -> None:
@@ -214,7 +213,6 @@ class InProcessGrid(MessageGrid):
 
 
 def _are_for_different_clients(messages: Sequence[Message]) -> bool:
-    """Return whether no two messages are for the same client."""
     return len({message.metadata.dst_node_id for message in messages}) == len(messages)
 
 

@@ -61,7 +61,6 @@ def check_simulation(
 
 
 def _completed_rounds(configuration: Configuration) -> int:
-    """Return the round after which the run continues; 0 for a new run."""
     run = configuration.run
     if not run.resume:
         return 0

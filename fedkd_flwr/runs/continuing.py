@@ -100,7 +100,6 @@ def described(changes: Changes) -> str:
 
 
 def _require_known_keys(run: Run) -> None:
-    """Refuse a run whose numbers depend on a setting that this version does not have."""
     if lost := lost_keys(run.config):
         named = ", ".join(f"{key} = {value}" for key, value in lost.items())
         raise RunDirectoryError(
@@ -110,7 +109,6 @@ def _require_known_keys(run: Run) -> None:
 
 
 def _require_same_versions(run: Run, wanted: Configuration) -> None:
-    """Refuse other major versions than those that wrote the run, unless they are intended."""
     others = other_major_versions(run.description)
     if others and not wanted.run.accept_changes:
         raise RunDirectoryError(
@@ -120,7 +118,6 @@ def _require_same_versions(run: Run, wanted: Configuration) -> None:
 
 
 def _require_same_code(run: Run, wanted: Configuration) -> None:
-    """Refuse other own code than that which made the run, unless it is intended."""
     others = [] if wanted.run.accept_changes else changed_code(run, wanted.flat())
     if others:
         raise RunDirectoryError(
@@ -153,7 +150,6 @@ def require_same_clients(changes: Changes) -> None:
 
 
 def _require_growth(wanted: Configuration, before: int) -> None:
-    """Refuse fewer rounds, and more rounds where results depend on the planned number."""
     run, now = wanted.run, wanted.run.plan.num_server_rounds
     if now < before:
         raise ConfigError(
@@ -270,7 +266,6 @@ def require_memories(run: Run, wanted: RunConfig) -> Checkpoint:
 
 
 def _keep_state(run: RunConfig) -> bool:
-    """Return whether the clients of a run keep anything from one message to the next."""
     client = run.method.client
     keep_own = client.keeps_model or bool(saved_fields(client.State))
     return keep_own or bool(run.dp_sgd.noise_multiplier) or run.plan.safeguard.is_on
@@ -283,7 +278,6 @@ def _no_memory(run: Run, state_dir: str, completed: int) -> str:
 
 
 def _memory_folders(run: Run, state_dir: str) -> list[MemoryFolder | SharedFolder]:
-    """Return the folders with memories of a run on this machine."""
     if not (state_dir and run.run_id):
         return []
     path, run_id = Path(state_dir), run.run_id

@@ -238,7 +238,6 @@ class RunDirectory(Observer):
         self._lock_file = None
 
     def _write_memories(self, server_round: int) -> None:
-        """Write what clients in this process keep of a round; those elsewhere do it themselves."""
         if self._state_dir:
             folder = SharedFolder.of_run(absolute(self._state_dir), self.run_id)
             folder.write(self.memories(), server_round)
@@ -316,7 +315,6 @@ class RunDirectory(Observer):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn errors of the disk into one sentence."""
         try:
             yield
         except OSError as error:

@@ -270,7 +270,6 @@ class Run:
         return resolve_name("fedkd_flwr.plots:plot_run")(self)
 
     def _repr_html_(self) -> str:
-        """Return a card for notebooks: method, data, split, last accuracy, worst client, path."""
         config, rows = self.config, self.round_rows
         last = next((row for row in reversed(rows) if row["accuracy_mean"] is not None), None)
         shares = {"accuracy": "accuracy_mean", "worst client": "accuracy_min"}
@@ -401,7 +400,6 @@ class Run:
             raise self._damaged_matrix(starts, str(error)) from None
 
     def _rounds_of(self, file: Path) -> list[NDArray[Any]]:
-        """Return a matrix at the end of each round."""
         try:
             return read_arrays(file)
         except ArraysError as error:
@@ -409,7 +407,6 @@ class Run:
 
     @property
     def _redo(self) -> str:
-        """The remedy for a damaged file that is necessary."""
         return f"restore it from a copy, or remove {self.path} and run it again"
 
     def _remedy_for(self, name: str) -> str:
@@ -501,7 +498,6 @@ def _frame(rows: Any, **options: Any) -> "pd.DataFrame":
 
 
 def _read_object(file: Path, needed: Types, remedy: str) -> dict[str, Any]:
-    """Read a JSON object and check its names and types."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -531,7 +527,6 @@ def _impossible_accuracy(row: Row) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a file cannot be read, in one line without its path."""
     return str(getattr(error, "strerror", None) or error)
 
 

@@ -115,7 +115,6 @@ def _of_newcomers(run: Run) -> Row | None:
 
 
 def _result(row: Row) -> dict[str, float | None]:
-    """Return a round's number and statistics over clients."""
     return {
         name: None if value is None else float(value)
         for name, value in row.items()

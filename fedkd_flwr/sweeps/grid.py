@@ -239,7 +239,6 @@ def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[list[dict[str, A
 
 
 def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """Return the choices of each axis of a grid."""
     axes = [_choices(path, name, values) for name, values in flatten(grid).items()]
     names = [name for choices in axes for name in {key for choice in choices for key in choice}]
     for name in names:
@@ -249,7 +248,6 @@ def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:
-    """Return the settings that one axis of the grid chooses from."""
     if not isinstance(values, list) or not values:
         raise ConfigError(f"The sweep {path} needs a list of values for {name}.")
     if name != COMBINATIONS:
@@ -265,7 +263,6 @@ def _merged(choices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
-    """Name the sweep and the run in a `ConfigError`."""
     try:
         yield
     except ConfigError as error:
@@ -276,7 +273,6 @@ def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
 def _log_overrides(
     path: Path, runs: Iterable[Mapping[str, Any]], settings: Mapping[str, Scalar]
 ) -> None:
-    """Log which settings of the caller replace what the grid varies."""
     varied = {name for run in runs for name in run}
     for name in sorted(varied & settings.keys()):
         log(

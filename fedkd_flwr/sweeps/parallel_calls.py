@@ -96,7 +96,6 @@ def _require_room(cpus: int, gpus: float) -> None:
 
 
 def _outcome(reference: Any) -> Any:
-    """Return the result of a call, or the error of Ray."""
     import ray
 
     try:

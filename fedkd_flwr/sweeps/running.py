@@ -238,7 +238,6 @@ def _warn_of_failure(progress: SweepProgress) -> None:
 
 
 def _require_writable_folders(folder: Path, configurations: Iterable[Configuration]) -> None:
-    """Refuse a folder of runs, or folders of models of some runs, that cannot be written."""
     require_writable(folder, "folder of the runs")
     for models_dir in {configuration.run.models_dir for configuration in configurations}:
         if models_dir:
@@ -283,7 +282,6 @@ def _continued(run: SweepRun, on_round: OnRound | None) -> bool:
 def _in_parallel(
     runs: Iterable[SweepRun], jobs: int, cpus: int, gpus: float, listen: SweepListener
 ) -> EndedRuns:
-    """Do runs in parallel processes; their rounds are read from their directories."""
     seen: dict[str, int] = {}
 
     def read_rounds(running: Collection[SweepRun]) -> None:
@@ -316,7 +314,6 @@ def _check_jobs(jobs: int, engine: str, configurations: Iterable[Configuration])
 def _plan(
     configurations: Mapping[str, Configuration], folder: Path, engine: str, save_models: bool
 ) -> list[SweepRun]:
-    """Return the runs with the folders that they write to."""
     total = len(configurations)
     labels = run_labels(configurations)
     return [
@@ -339,7 +336,6 @@ def _plan(
 
 
 def _models_folder(configuration: Configuration, run_directory: Path, save_models: bool) -> str:
-    """Return the folder where one run saves its models; no other run writes there."""
     if save_models:
         return str(run_directory / "models")
     shared = configuration.run.models_dir
@@ -409,6 +405,5 @@ def _values(name: str, values: Iterable[Any]) -> list[Any]:
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return run config values as `fedkd_flwr.run` reads them, with paths as text."""
     named = name_objects({kebab_case(name): value for name, value in settings.items()})
     return {key: str(v) if isinstance(v, Path) else v for key, v in named.items()}

@@ -81,7 +81,6 @@ def search_space(method: Method) -> dict[str, Dimension]:
 
 
 def _declared(settings: type[SettingsGroup]) -> dict[str, Dimension]:
-    """Return the dimensions that the fields of some settings declare."""
     space = {}
     for name, field in settings.model_fields.items():
         ranges = [mark for mark in field.metadata if isinstance(mark, SearchRange)]
@@ -92,7 +91,6 @@ def _declared(settings: type[SettingsGroup]) -> dict[str, Dimension]:
 
 
 def _dimension(field: FieldInfo, found: SearchRange) -> Dimension:
-    """Return the dimension of a field, with the field's own limits."""
     whole = field.annotation is int
     least, most = -math.inf, math.inf
     for limit in field.metadata:

@@ -238,7 +238,6 @@ class MethodSearch:
     # ---- The budget ------------------------------------------------------------------
 
     def _affordable(self, study: Study) -> int:
-        """Return the size of the largest bracket for which the budget has steps left."""
         trials = study.get_trials(deepcopy=False)
         costs: list[float] = []
         for rung in self.rungs:
@@ -308,7 +307,6 @@ class MethodSearch:
     def _accuracy_at(
         self, study: Study, number: int, chosen: Mapping[str, Scalar], rung: int, is_first: bool
     ) -> float | None:
-        """Return a trial's accuracy at a rung; None if it failed or the budget is used up."""
         trial = study.get_trials(deepcopy=False)[number]
         if result := _result_at(trial, rung):
             return float(result[ACCURACY])
@@ -343,7 +341,6 @@ def steps_taken(trials: Iterable[FrozenTrial]) -> int:
 
 
 def _result_at(trial: FrozenTrial, rung: int) -> dict[str, Any]:
-    """Return what was recorded when a trial reached a rung; empty if it did not."""
     return trial.user_attrs.get(str(rung), {})
 
 

@@ -131,7 +131,6 @@ def tune(
 
 
 def _values_of_trials(configuration: Configuration) -> dict[str, Scalar]:
-    """Return the flat run config that all trials of a method share."""
     values = with_absolute_folders(configuration.without_unread()).flat()
     own_folders: dict[str, Scalar] = {"models-dir": "", "state-dir": "", "keep-best": False}
     return {**values, "evaluated-split": "validation", **own_folders}
@@ -157,7 +156,6 @@ def _checked(settings: Mapping[str, Any], name: str) -> Configuration:
 
 
 def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
-    """Run the searches, and yield each method whose search has ended."""
     if jobs == 1:
         for search in searches:
             search.run()
@@ -172,7 +170,6 @@ def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
 
 
 def _tuned(search: MethodSearch) -> Tuned:
-    """Return what a finished search found."""
     trials = search.study().get_trials(deepcopy=False)
     ended = [trial for trial in trials if trial.state.is_finished()]
     best = best_trial(ended)
@@ -225,7 +222,6 @@ def _interval(accuracy: float, runs: Sequence[Run]) -> tuple[float, float]:
 
 
 def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
-    """Note a choice among one, widened ranges, and best values that still lie at an edge."""
     study = search.study()
     space = search.space(study)
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
@@ -249,13 +245,11 @@ def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
 
 
 def _with_whole_paths(settings: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
-    """Return settings whose data are found from any folder."""
     whole = with_absolute_folders(configuration).flat()
     return {key: whole[key] if key in PATHS else value for key, value in settings.items()}
 
 
 def _sweep_text(settings: Mapping[str, Any], found: Iterable[Tuned], seeds: Iterable[int]) -> str:
-    """Return a sweep file of the chosen settings."""
     shared = {key: value for key, value in settings.items() if key not in ("strategy", "seed")}
     combinations = [{"strategy": tuned.strategy, **tuned.settings} for tuned in found]
     content = {"base": shared, "grid": {"seed": list(seeds), "combinations": combinations}}
