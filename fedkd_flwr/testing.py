@@ -197,32 +197,26 @@ class _Checked:
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return str(self.flat[STRATEGY])
 
     @property
     def method(self) -> Method:
-        """The method."""
         return find_method(self.name)
 
     @property
     def strategy(self) -> type[PersonalizedStrategy]:
-        """The method's class on the server."""
         return self.method.strategy
 
     def read(self, **changes: Any) -> Configuration:
-        """Read the run config with changes; names have underscores for dashes."""
         kebab = {name.replace("_", "-"): value for name, value in changes.items()}
         return read_config({**self.flat, **kebab})
 
     def served(self, name: str, app: ClientCall | None = None, **changes: Any) -> Run:
-        """Run with an app for the clients; without one, as the engine in-process does."""
         folder = self.folder / name
         configuration = resolve_output(self.read(output_dir=str(folder), **changes), folder)
         return self.finished(configuration, app)
 
     def finished(self, configuration: Configuration, app: ClientCall | None = None) -> Run:
-        """Run or go on by a run config."""
         together = train_together if configuration.run.cohort == "on" else None
         grid = InProcessGrid(app or client_app, CLIENTS, configuration, together=together)
         try:
@@ -231,7 +225,6 @@ class _Checked:
             raise AssertionError(f"{self.name}: {error}") from None
 
     def require(self, holds: object, sentence: str) -> None:
-        """Raise an error that says what does not hold."""
         if not holds:
             raise AssertionError(f"{self.name}: {sentence}")
 
