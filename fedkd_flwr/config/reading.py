@@ -114,7 +114,8 @@ class Configuration(BaseModel):
 
     def without_unread(self) -> "Configuration":
         """Return the same run config, with unread keys at their defaults."""
-        unread = self.unread
+        if not (unread := self.unread):
+            return self
         return read_config({key: value for key, value in self.flat().items() if key not in unread})
 
     def flat(self) -> dict[str, Scalar]:
