@@ -37,8 +37,7 @@ from strategies.core.flower import log
 from strategies.core.records import arrays_of, record_of
 from strategies.core.replies import decoded, encoded
 
-Outcome = Message | Exception
-"""A reply, or the exception that prevented it."""
+Outcome = Message | Exception  # a reply, or the exception that prevented it
 
 Member = tuple[int, PersonalClient]
 """A client of a cohort, with the place of its message among those of the exchange."""
@@ -49,8 +48,7 @@ INFO = (
 )  # fmt: skip
 """Names of a client's properties in its replies."""
 
-TRACEBACKS = Tracebacks()
-"""Tracebacks logged by this process, if it belongs to a simulation."""
+TRACEBACKS = Tracebacks()  # tracebacks logged by this process, if it belongs to a simulation
 
 
 def explain_failures(

@@ -280,8 +280,7 @@ def exported_models(models: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             log(WARNING, "%s is left out: %s", path, error)
 
 
-BATCH = 256
-"""Images that are decoded and classified at a time."""
+BATCH = 256  # images that are decoded and classified at a time
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,7 @@ METHODS = MethodTable(METHODS)
 REGISTERED: dict[str, Method] = {}
 """Custom methods, by the names under which this process has registered them."""
 
-NAME = re.compile(r"[a-z][a-z0-9-]*")
-"""Names that a custom method may have."""
+NAME = re.compile(r"[a-z][a-z0-9-]*")  # names that a custom method may have
 
 
 def find_method(name: str) -> Method:

@@ -58,8 +58,7 @@ from strategies.core.rounds import NEW_CLIENTS, Observer
 from strategies.core.state import OtherStateError
 from strategies.parameters import SharedModelSettings
 
-SETTLED_SECONDS = 2.0
-"""Seconds without a new node after which all nodes count as connected."""
+SETTLED_SECONDS = 2.0  # seconds without a new node after which all nodes count as connected
 
 app = ServerApp()
 

@@ -30,8 +30,7 @@ class ConfigError(ValueError):
     """An invalid run config; the message is one sentence for the user."""
 
 
-Scalar = bool | int | float | str
-"""Values of a Flower run config."""
+Scalar = bool | int | float | str  # values of a Flower run config
 
 
 def as_scalar(value: Any) -> Scalar:

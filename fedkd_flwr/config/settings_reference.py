@@ -44,8 +44,7 @@ KINDS: dict[Any, str] = {
     str: "text",
 }
 
-NO_WORD = "?"
-"""A word that no setting with a list of allowed words accepts."""
+NO_WORD = "?"  # a word that no setting with a list of allowed words accepts
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,7 @@ def _text_keys() -> frozenset[str]:
     return frozenset(k for k, field in fields.items() if field.annotation in (str, tuple[str, ...]))
 
 
-SWEEPS = "sweeps"
-"""Folder of the sweeps below the presets."""
+SWEEPS = "sweeps"  # folder of the sweeps below the presets
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 

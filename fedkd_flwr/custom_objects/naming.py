@@ -24,11 +24,8 @@ from fedkd_flwr.models.estimators import is_estimator, without_probabilities
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
 
-STRATEGY = "strategy"
-"""Key of a run config that names a method."""
-
-DIGITS = 12
-"""Hexadecimal digits of a digest that are part of a name."""
+STRATEGY = "strategy"  # key of a run config that names a method
+DIGITS = 12  # hexadecimal digits of a digest that are part of a name
 
 
 def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,11 +56,8 @@ from fedkd_flwr.data.storage import share_samples
 from strategies.core.counts import Split
 from strategies.core.randomness import random_generator
 
-Indices = NDArray[np.int64]
-"""Positions of samples, sorted."""
-
-Parts = tuple[Indices, Indices, Indices]
-"""Positions of training, validation and test samples."""
+Indices = NDArray[np.int64]  # positions of samples, sorted
+Parts = tuple[Indices, Indices, Indices]  # positions of training, validation and test samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +160,7 @@ class ClientData:
 BYTES_KEPT = 2**30
 """Bytes of clients' samples that a process keeps as tensors; those of others are built again."""
 
-PLANS_KEPT = 2
-"""Data plans whose tensors a process keeps; more would fill the device in a sweep."""
+PLANS_KEPT = 2  # data plans whose tensors a process keeps; more would fill the device in a sweep
 
 
 def labels_of(settings: DataSettings) -> NDArray[np.int64]:

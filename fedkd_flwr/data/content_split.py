@@ -28,8 +28,7 @@ from strategies.core.randomness import random_generator
 SALT = "fedkd-flwr own-split 1\n"
 """Begins what is hashed to a place. Another salt would move samples between parts."""
 
-TRAIN, VALIDATION, TEST, UNUSED = range(4)
-"""The parts, in the order of `PART_NAMES`."""
+TRAIN, VALIDATION, TEST, UNUSED = range(4)  # the parts, in the order of `PART_NAMES`
 
 PART_NAMES = ("training", "validation", "test", "unused")
 
@@ -54,8 +53,7 @@ class Grouping:
             raise DataError(f"group-pattern is not a regular expression: {error}") from error
 
 
-UNGROUPED = Grouping()
-"""Each sample stands for itself."""
+UNGROUPED = Grouping()  # each sample stands for itself
 
 
 def content_keys(contents: Iterable[bytes]) -> list[str]:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-UNSCALED_MODES = ("I", "F")
-"""Pillow's modes of images whose black and white are not known."""
+UNSCALED_MODES = ("I", "F")  # Pillow's modes of images whose black and white are not known
 
 GRAY_MODES = ("1", "L", "LA", "La")
 """Pillow's modes of images without color, besides those of 16 bits."""

@@ -257,8 +257,7 @@ def _is_hidden(file: Path) -> bool:
 TABLES, ARRAYS = (".parquet", ".csv"), (".npz",)
 """Suffixes of files that a client can have besides images."""
 
-MOST_NAMED = 10
-"""Most classes or clients that are counted one by one in the line on what was read."""
+MOST_NAMED = 10  # most classes or clients that are counted one by one in the line on what was read
 
 SAMPLES, LABELS = ("x", "samples", "images", "data"), ("y", "labels", "label", "targets")
 """Names of the two arrays in a NumPy file, in any case."""

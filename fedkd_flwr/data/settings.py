@@ -33,8 +33,7 @@ from strategies.core.settings_groups import (
     kebab_case,
 )
 
-AUTO = "auto"
-"""The value of settings that depend on the data set."""
+AUTO = "auto"  # the value of settings that depend on the data set
 
 BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
 """What ``client-split = auto`` stands for, with a built-in data set and with own data."""

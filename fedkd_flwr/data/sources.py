@@ -53,11 +53,8 @@ from fedkd_flwr.files import plain_name
 if TYPE_CHECKING:
     from fedkd_flwr.data.tables import NumberTable
 
-ANY = DataFormat()
-"""The config says nothing about the data."""
-
-DECODING = 3
-"""Increase this when decoding changes, so that older files of the cache are not used."""
+ANY = DataFormat()  # the config says nothing about the data
+DECODING = 3  # increase this when decoding changes, so that older files of the cache are not used
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,7 @@ from fedkd_flwr.data.registry import DATASETS, DataError, hub_id_of, path_of
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-PARTS = ("train", "test")
-"""The parts of a data set that are pooled, in this order."""
+PARTS = ("train", "test")  # the parts of a data set that are pooled, in this order
 
 MOVED = {source.hub_id.partition("/")[2]: source.hub_id for source in DATASETS.values()}
 """Sets of the hub by their names before they had an owner, under which it still finds them."""

@@ -24,8 +24,7 @@ from fedkd_flwr.data.storage import PARTS, hub_parts, parquet_files
 if TYPE_CHECKING:
     import datasets
 
-Column: TypeAlias = "pa.ChunkedArray[Any]"
-"""A column of an Arrow table."""
+Column: TypeAlias = "pa.ChunkedArray[Any]"  # a column of an Arrow table
 
 
 def read_column(hub_id: str, column: str, data_root: str = "") -> list[Column]:
@@ -72,11 +71,8 @@ def _parts_on_hub(hub_id: str) -> "list[datasets.Dataset]":
     return present
 
 
-TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
-"""Suffixes of tables as text."""
-
-DELIMITERS = ",;\t|"
-"""What may stand between the columns of a table as text."""
+TEXT_SUFFIXES = (".csv", ".tsv", ".txt")  # suffixes of tables as text
+DELIMITERS = ",;\t|"  # what may stand between the columns of a table as text
 
 
 def tables_of(hub_id: str, data_root: str = "") -> list[pa.Table]:
@@ -86,8 +82,7 @@ def tables_of(hub_id: str, data_root: str = "") -> list[pa.Table]:
     return [part.with_format("arrow")[:] for part in _parts_on_hub(hub_id)]
 
 
-IMAGES, LABELS = "image", "label"
-"""What a column holds: image files, or classes."""
+IMAGES, LABELS = "image", "label"  # what a column holds: image files, or classes
 
 KNOWN_COLUMNS = {IMAGES: ("image", "img"), LABELS: ("label", "fine_label", "class", "target")}
 """Names that a column of either kind most often has."""
@@ -282,7 +277,7 @@ def _plain(column: Column, owner: str) -> Column:
 
 
 def _whole_numbers(column: Column) -> NDArray[np.int64]:
-    # A column's own `to_numpy` loads pandas, which takes a second.
+    # a column's own `to_numpy` loads pandas, which takes a second.
     return np.from_dlpack(column.combine_chunks()).astype(np.int64)
 
 
@@ -325,8 +320,7 @@ def groups_in(table: pa.Table, column: str) -> list[str]:
     return [str(value) for value in found.to_pylist()]
 
 
-MOST_NAMED = 6
-"""Most columns or classes that the line on what was read names."""
+MOST_NAMED = 6  # most columns or classes that the line on what was read names
 
 
 class NumberTable(NamedTuple):

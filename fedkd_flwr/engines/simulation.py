@@ -15,8 +15,7 @@ from fedkd_flwr.runs.continuing import checkpoint_to_continue_from
 from strategies.core.printable_text import without_colors
 from strategies.core.rounds import Observer, RoundRecord
 
-BOX = " │╭─╮╰╯"
-"""Characters of the box that Flower draws around an error message."""
+BOX = " │╭─╮╰╯"  # characters of the box that Flower draws around an error message
 
 
 def run_simulation(

@@ -42,8 +42,7 @@ from strategies.core.state import saved_fields
 ROUNDS, CLIENTS = "num-server-rounds", "num-clients"
 """The keys of the planned rounds, and of the clients, which may become more in a deployment."""
 
-ACCEPT = "accept-changes"
-"""The key that allows a run to be continued with other versions."""
+ACCEPT = "accept-changes"  # the key that allows a run to be continued with other versions
 
 OF_THE_CALL = ("output-dir", "resume", ACCEPT)
 """Keys that say that a run is continued, where it is now, and how."""
@@ -55,8 +54,7 @@ MAY_CHANGE = (
 )
 """Keys for the number of rounds, and for where and how a run is computed."""
 
-Changes = dict[str, tuple[Any, Any]]
-"""Old and new value of each key that differs."""
+Changes = dict[str, tuple[Any, Any]]  # old and new value of each key that differs
 
 
 def changeable(config: Mapping[str, Any]) -> dict[str, Any]:

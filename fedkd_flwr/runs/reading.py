@@ -38,20 +38,14 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import nn
 
-Types = Mapping[str, type | tuple[type, ...]]
-"""Names and types that a JSON object must hold."""
+Types = Mapping[str, type | tuple[type, ...]]  # names and types that a JSON object must hold
 
 CONFIG: Types = {"strategy": str, "seed": int, "num-clients": int, "num-server-rounds": int}
 """Keys that every run config holds."""
 
-RUN_ID = re.compile("[0-9a-f]*")
-"""What the id of a run consists of."""
-
-MATRICES = "matrices"
-"""Folder with a file for each matrix of the method."""
-
-MODELS_OF_CLIENTS = "fedkd_flwr.analysis.client_models"
-"""What rebuilds the models of a run."""
+RUN_ID = re.compile("[0-9a-f]*")  # what the id of a run consists of
+MATRICES = "matrices"  # folder with a file for each matrix of the method
+MODELS_OF_CLIENTS = "fedkd_flwr.analysis.client_models"  # what rebuilds the models of a run
 
 OF_EVERY_RUN = ("rounds", "clients", EVALUATIONS)
 """Tables that every run has; the last one since version 0.2."""
@@ -68,8 +62,7 @@ KEYS: Mapping[str, Types] = {
 }  # fmt: skip
 """Keys that every line of a table holds, if not `CLIENT_KEYS`."""
 
-RESULT = (dict, type(None))
-"""A round's accuracy, or null where no client was evaluated."""
+RESULT = (dict, type(None))  # a round's accuracy, or null where no client was evaluated
 
 ACCURACIES = ("accuracy", *(f"accuracy_{name}" for name in ("mean", "min", "max", "weighted")))
 """Columns that hold parts of 1, each also of the validation data."""

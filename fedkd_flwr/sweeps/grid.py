@@ -44,8 +44,7 @@ from fedkd_flwr.config.toml_files import close_names, find_sweep, load_toml, rea
 from fedkd_flwr.files import plain_name
 from strategies.core.flower import log
 
-COMBINATIONS = "combinations"
-"""Name of the list of tables in the grid."""
+COMBINATIONS = "combinations"  # name of the list of tables in the grid
 
 Selection = Mapping[str, Scalar | Collection[Scalar]]
 """Some runs of a sweep: those with the value, or one of the values, given for some settings."""

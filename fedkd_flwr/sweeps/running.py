@@ -342,8 +342,7 @@ def _models_folder(configuration: Configuration, run_directory: Path, save_model
     return str(absolute(shared) / run_directory.name) if shared else ""
 
 
-SWEEP = "sweep.toml"
-"""The file beside the runs, which `run_sweep` and ``fedkd sweep`` read too."""
+SWEEP = "sweep.toml"  # the file beside the runs, which `run_sweep` and ``fedkd sweep`` read too
 
 
 def sweep(

@@ -14,14 +14,9 @@ from fedkd_flwr.training.settings import TrainingSettings
 from strategies.core.search import SearchRange
 from strategies.core.settings_groups import SettingsGroup
 
-STEP_SIZE = "learning-rate"
-"""The setting that every search includes."""
-
-EDGE = 0.1
-"""A value in the first or last tenth of a range lies at its edge."""
-
-WIDER = 0.5
-"""By which share of its width a range grows on the side of the edge."""
+STEP_SIZE = "learning-rate"  # the setting that every search includes
+EDGE = 0.1  # a value in the first or last tenth of a range lies at its edge
+WIDER = 0.5  # by which share of its width a range grows on the side of the edge
 
 
 @dataclass(frozen=True)

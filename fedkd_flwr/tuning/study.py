@@ -38,8 +38,7 @@ from strategies.core.flower import log
 from strategies.core.metrics import GRADIENT_STEPS
 from strategies.core.plan import sample_clients
 
-BRACKET = 8
-"""Trials of a full bracket."""
+BRACKET = 8  # trials of a full bracket
 
 EARLY_RUNGS = ((Fraction(1, 18), Fraction(5, 8)), (Fraction(7, 18), Fraction(3, 5)))
 """Share of the rounds at which a bracket is judged, and share of its trials that continue.
@@ -84,8 +83,7 @@ def largest_bracket(continuing: Sequence[Fraction], costs: Sequence[float], left
     return next((size for size in sizes if bracket_cost(size, continuing, costs) <= left), 0)
 
 
-BASELINE = "local"
-"""Training alone, which is always a possible answer."""
+BASELINE = "local"  # training alone, which is always a possible answer
 
 
 def steps_of_local(settings: Mapping[str, Any], seed: int) -> int:
@@ -114,8 +112,7 @@ def _steps_of_round(run: RunConfig, partition_id: int) -> int:
 WIDEN_AFTER = 1 / 2
 """Share of the budget after which ranges are widened whose edge holds the best value."""
 
-FILE = "study.db"
-"""SQLite file of a study, in the method's folder."""
+FILE = "study.db"  # SQLite file of a study, in the method's folder
 
 SETTINGS, BUDGET, BRACKETS, WIDENED = "settings", "budget", "brackets", "widened"
 """Attributes of a study: what all trials share, its budget, the sizes of its brackets so far, and

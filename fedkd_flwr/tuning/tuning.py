@@ -21,11 +21,8 @@ from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from fedkd_flwr.tuning.space import search_space
 from fedkd_flwr.tuning.study import BASELINE, MethodSearch, best_trial, steps_of_local, steps_taken
 
-SWEEP_FILE = "chosen.toml"
-"""Sweep of the chosen settings, in the folder of a tuning."""
-
-PATHS = (*DATA, "data-root", "models-dir", "state-dir")
-"""Settings that may hold a path."""
+SWEEP_FILE = "chosen.toml"  # sweep of the chosen settings, in the folder of a tuning
+PATHS = (*DATA, "data-root", "models-dir", "state-dir")  # settings that may hold a path
 
 
 @dataclass(frozen=True)
