@@ -243,7 +243,8 @@ def _try_steps(model: nn.Module, name: str, run: RunConfig, samples: int) -> Non
 def check_server_data(configuration: Configuration) -> None:
     """Refuse a run whose data, including the public set, is not available on this machine."""
     run = configuration.run
-    check_data(run.server_data_plan, run.plan.public_size if run.uses_public_data else 0)
+    uses_public_data = run.method.record.uses_public_data
+    check_data(run.server_data_plan, run.plan.public_size if uses_public_data else 0)
 
 
 def serve(

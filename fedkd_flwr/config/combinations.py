@@ -63,7 +63,7 @@ def _check_models(run: RunConfig, settings: Settings) -> None:
 
 def _check_data(run: RunConfig) -> None:
     record = run.method.record
-    if run.uses_public_data and (
+    if record.uses_public_data and (
         run.data.public_dataset == NO_PUBLIC_SET or run.plan.public_size < 1
     ):
         on_server = Need.PUBLIC_DATA_ON_SERVER in record.needs

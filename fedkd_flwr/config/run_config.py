@@ -149,12 +149,7 @@ class RunConfig(SettingsGroup):
     @property
     def server_data_plan(self) -> DataPlan:
         """What all data depends on, including the server's public set."""
-        return self._data_plan(self.uses_public_data, self.server_device)
-
-    @property
-    def uses_public_data(self) -> bool:
-        """Whether clients or server predict on public data."""
-        return self.method.record.uses_public_data
+        return self._data_plan(self.method.record.uses_public_data, self.server_device)
 
     def _data_plan(self, with_public_set: bool, device: str) -> DataPlan:
         settings = self.data

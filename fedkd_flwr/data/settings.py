@@ -121,11 +121,6 @@ class DataSettings(SettingsGroup):
         return self.model_copy(update=update)
 
     @property
-    def is_described(self) -> bool:
-        """Whether shape and classes are set: nodes with their own data read no `dataset` then."""
-        return bool(self.configured_shape and self.configured_classes)
-
-    @property
     def split(self) -> str:
         """`client_split` in percent, whatever ``auto`` stands for."""
         if self.client_split != AUTO:
@@ -261,6 +256,7 @@ class DataPlan:
 
     def at_node(self, data_path: str) -> "DataPlan":
         """Return the plan as a node reads it; `data_path` is its own data, if it has some."""
-        settings = self.settings
-        is_mere_name = data_path and settings.is_described and settings.public_dataset != HELD_OUT
+        data = self.settings
+        is_described = data.configured_shape and data.configured_classes
+        is_mere_name = data_path and is_described and data.public_dataset != HELD_OUT
         return replace(self, reads_dataset=False) if is_mere_name else self

@@ -77,15 +77,12 @@ class SweepRun:
         """Planned rounds."""
         return self.configuration.run.plan.num_server_rounds
 
-    @property
-    def threads(self) -> int:
-        """Its number of threads; 0 leaves the choice to PyTorch."""
-        return self.configuration.run.torch_threads
-
     def with_threads(self, threads: int) -> "SweepRun":
         """Return the run with a number of threads, unless it sets one."""
-        configuration = self.configuration.with_run(torch_threads=self.threads or threads)
-        return replace(self, configuration=configuration)
+        own = self.configuration.run.torch_threads
+        return replace(
+            self, configuration=self.configuration.with_run(torch_threads=own or threads)
+        )
 
     def progress(self, state: State, run: Run | None = None, **details: Any) -> "SweepProgress":
         """Return an event of the run."""
@@ -191,7 +188,8 @@ def run_sweep(
     _require_writable_folders(folder, () if save_models else configurations.values())
     planned = _plan(configurations, folder, engine, save_models)
     if cpus_per_run or jobs > 1:
-        cpus_per_run = cpus_per_run or max(1, *(run.threads for run in planned))
+        of_runs = (run.configuration.run.torch_threads for run in planned)
+        cpus_per_run = cpus_per_run or max(1, *of_runs)
         planned = [run.with_threads(cpus_per_run) for run in planned]
     tell = on_run or _warn_of_failure
     listen = on_round or (lambda name, row: None)
