@@ -8,6 +8,7 @@ import functools
 import hashlib
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -82,35 +83,13 @@ class ClientData:
         """D_n, the number of private training samples."""
         return len(self.positions[0])
 
-    @functools.cached_property
-    def train_images(self) -> Tensor:
-        """Shape (samples, channels, height, width), float32; own data may have any shape."""
-        return self._images(0)
-
-    @functools.cached_property
-    def validation_images(self) -> Tensor:
-        """Shaped as `train_images`."""
-        return self._images(1)
-
-    @functools.cached_property
-    def test_images(self) -> Tensor:
-        """Shaped as `train_images`."""
-        return self._images(2)
-
-    @functools.cached_property
-    def train_labels(self) -> Tensor:
-        """Shape (samples,), int64."""
-        return self._labels(0)
-
-    @functools.cached_property
-    def validation_labels(self) -> Tensor:
-        """Shape (samples,), int64."""
-        return self._labels(1)
-
-    @functools.cached_property
-    def test_labels(self) -> Tensor:
-        """Shape (samples,), int64."""
-        return self._labels(2)
+    # Samples (n, ...) as a model sees them, float32, and labels (n,), int64.
+    train_images = cached_property[Tensor](lambda self: self._images(0))
+    validation_images = cached_property[Tensor](lambda self: self._images(1))
+    test_images = cached_property[Tensor](lambda self: self._images(2))
+    train_labels = cached_property[Tensor](lambda self: self._labels(0))
+    validation_labels = cached_property[Tensor](lambda self: self._labels(1))
+    test_labels = cached_property[Tensor](lambda self: self._labels(2))
 
     @property
     def evaluated_splits(self) -> dict[Split, tuple[Tensor, Tensor]]:
@@ -265,7 +244,7 @@ class _Loaded:
     clients: dict[tuple[int, str, Grouping, str], ClientData] = field(default_factory=dict)
     kept: int = 0
 
-    @functools.cached_property
+    @cached_property
     def public_images(self) -> Tensor:
         return scaling_of_plan(self.plan)(public_set(self.plan)).to(self.plan.device)
 
