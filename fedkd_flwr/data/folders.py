@@ -265,11 +265,9 @@ SAMPLES, LABELS = ("x", "samples", "images", "data"), ("y", "labels", "label", "
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """Which client has each sample, and which samples are test samples.
+    """Which client (n,) has each sample, from 0, and whether it is for testing (n,).
 
-    Clients (n,) are int64, from 0, and named by their folder, file, or value of a column. `is_test`
-    (n,) says whether the sample is for testing, whatever ``client-split`` says. Raises `DataError`
-    if a named client has no sample.
+    Clients are named by their folder, file, or value of a column.
     """
 
     clients: NDArray[np.int64]

@@ -82,11 +82,7 @@ def standardized_per_channel(samples: Tensor) -> Standardized:
 
 
 def standardized_by_column(samples: Tensor) -> Standardized:
-    """Take mean and deviation of each column, or channel, without missing values.
-
-    Samples (n, columns) or (n, channels, ...) are floating-point. A column that does not vary is
-    not divided.
-    """
+    """Take mean and deviation of each column, or channel, without missing values."""
     from sklearn.preprocessing import StandardScaler  # deferred: images do without
 
     columns = samples.shape[1]

@@ -59,23 +59,10 @@ DECODING = 3  # increase this when decoding changes, so that older files of the 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Decoded images with their classes.
+    """Decoded images (n, channels, height, width), uint8, with their classes (n,), int64.
 
-    Images (n, channels, height, width) are uint8; own data may be float32 of any shape. Labels (n,)
-    are int64, from 0 to `classes` - 1.
-
-    Attributes
-    ----------
-    levels : Levels
-        How images of 16 bits and transparent ones were read.
-    said : str
-        What was read, what was left out, and how images were changed; in one line.
-    warning : str
-        What is suspicious about the images; empty if nothing is.
-    owners : Owners
-        Which client has a sample, where files or own arrays tell.
-    columns : tuple of str
-        Those of a table of numbers.
+    Own data may be float32 of any shape. `said` is what was read, what was left out, and how images
+    were changed; `warning` what is suspicious.
     """
 
     images: Tensor
@@ -339,10 +326,9 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OwnData(ImageSet):
-    """A node's own data, with what its split into train, validation and test follows from.
+    """A node's own data, with what its split follows from: samples with one key share a part.
 
-    Samples with one key share a part. `folders` has ``train`` or ``test`` for each sample where the
-    operator has both folders; else it is empty.
+    `folders` has ``train`` or ``test`` for each sample where the operator has both, else nothing.
     """
 
     keys: list[str]

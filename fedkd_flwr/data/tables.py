@@ -233,10 +233,8 @@ def numbered(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the classes in the label columns of some tables, (n,) int64, and their names.
 
-    `recorded` are the names that each table has for its numbers; tables that differ in them are
-    joined by name. Classes that are words are numbered in their order, or by their value if all are
-    numbers. Names are empty where classes have none. Raises `DataError` if an entry is missing or
-    no class, or words do not name all of the K `classes`.
+    Tables that differ in the names that they record for numbers are joined by name. Words are
+    numbered in their order, or by their value if all are numbers.
     """
     columns = [_plain(column, owner) for column in columns]
     are_whole = [pa.types.is_integer(column.type) for column in columns]
@@ -324,11 +322,10 @@ MOST_NAMED = 6  # most columns or classes that the line on what was read names
 
 
 class NumberTable(NamedTuple):
-    """The rows of one or more tables as samples.
+    """The rows of some tables as samples (n, ...), float32, missing values NaN.
 
-    Samples (n, columns) are float32, missing values NaN; one column of lists gives (n, ...). Labels
-    (n,) are int64, and `sizes` are the numbers of rows of each table. `groups` are those of the
-    rows, if they were asked for; `said` is what was read and what was left out, in one line.
+    Labels (n,) are int64, `sizes` the numbers of rows of each table. `said` is what was read and
+    what was left out.
     """
 
     samples: Tensor

@@ -302,13 +302,7 @@ class Run:
         return run
 
     def check(self) -> None:
-        """Read every file once, so that damage is found early.
-
-        Raises
-        ------
-        DamagedRunError
-            With the file, what is wrong with it, and the remedy.
-        """
+        """Read every file once, so that damage is found early."""
         _ = self.description, self.round_rows
         evaluated = self.stored(EVALUATIONS)
         tables = {

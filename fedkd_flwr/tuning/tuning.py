@@ -29,29 +29,10 @@ PATHS = (*DATA, "data-root", "models-dir", "state-dir")  # settings that may hol
 class Tuned:
     """What the search for one method found.
 
-    Attributes
-    ----------
-    strategy : str
-        Name of the method.
-    settings : dict
-        The best settings, by their flat keys.
-    accuracy : float
-        Mean validation accuracy over clients and tuning seeds, part of 1.
-    low, high : float
-        95% Wilson interval of this accuracy, with the number of samples that measure it as
-        precisely as the clients' own, which count alike whatever their sizes. It says how
-        precisely validation samples measure, not how seeds vary.
-    trials, stopped, failed : int
-        Trials done; those that successive halving stopped early; those that failed.
-    steps, budget : int
-        Gradient steps of all trials and seeds together, and how many there might have been.
-    run_steps : int
-        Gradient steps of all clients in a run with the best settings, mean over seeds, with
-        fine-tuning before the last evaluation.
-    bytes : int
-        What the best settings exchange in a run, up and down.
-    notes : list of str
-        A sentence on each range that was widened, and on each best value still at an edge.
+    `low` and `high` are a 95% Wilson interval of the mean validation accuracy over clients and
+    seeds. It says how precisely validation samples measure, not how seeds vary. `steps` are those
+    of all trials and seeds, of a `budget`; `run_steps` and `bytes` those of a run with the best
+    settings.
     """
 
     strategy: str
