@@ -247,11 +247,7 @@ def check_server_data(configuration: Configuration) -> None:
     check_data(run.server_data_plan, run.plan.public_size if uses_public_data else 0)
 
 
-def serve(
-    grid: Grid,
-    configuration: Configuration,
-    observer: Observer | None = None,
-) -> Run:
+def serve(grid: Grid, configuration: Configuration, observer: Observer | None = None) -> Run:
     """Run a method on a grid of clients and write the run directory."""
     run = configuration.run
     if run.torch_threads:
@@ -283,10 +279,7 @@ def serve(
 
 
 def run_rounds(
-    grid: Grid,
-    configuration: Configuration,
-    directory: RunDirectory,
-    checkpoint: Checkpoint,
+    grid: Grid, configuration: Configuration, directory: RunDirectory, checkpoint: Checkpoint
 ) -> None:
     """Run the missing rounds, from the first or after those of a stopped run."""
     run = configuration.run

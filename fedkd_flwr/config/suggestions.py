@@ -118,8 +118,7 @@ OLD_KEYS: Mapping[str, OldKey] = {
         )
     },
     "client-dp-noise-multiplier": OldKey(
-        instead="use dp-sgd-noise-multiplier, or soft-predictions.noise-multiplier",
-        neutral=0,
+        instead="use dp-sgd-noise-multiplier, or soft-predictions.noise-multiplier", neutral=0
     ),
     "client-dp-clip-norm": OldKey(instead="use dp-sgd-clip-norm"),
     "client-dp-delta": OldKey(instead="use dp-sgd-delta"),

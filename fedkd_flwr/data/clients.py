@@ -26,12 +26,7 @@ from fedkd_flwr.data.natural_split import (
     test_positions,
 )
 from fedkd_flwr.data.partitioners import partition_indices
-from fedkd_flwr.data.public import (
-    number_in_common,
-    public_images,
-    public_subset,
-    split_public,
-)
+from fedkd_flwr.data.public import number_in_common, public_images, public_subset, split_public
 from fedkd_flwr.data.registry import (
     BY_COLUMN,
     BY_FILE,

@@ -158,11 +158,7 @@ POSITIONS = "positions"
 
 
 def call_for_partition(
-    name: str,
-    labels: NDArray[np.int64],
-    num_clients: int,
-    seed: int,
-    positions: NDArray[np.int64],
+    name: str, labels: NDArray[np.int64], num_clients: int, seed: int, positions: NDArray[np.int64]
 ) -> list[NDArray[np.int64]]:
     """Call a function for a split, and check that it returns it at a second call too.
 

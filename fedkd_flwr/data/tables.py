@@ -345,10 +345,7 @@ def holds_numbers(schema: pa.Schema, data_format: DataFormat) -> bool:
 
 
 def numbers_in(
-    tables: Sequence[pa.Table],
-    data_format: DataFormat,
-    owner: str,
-    grouping: Grouping = UNGROUPED,
+    tables: Sequence[pa.Table], data_format: DataFormat, owner: str, grouping: Grouping = UNGROUPED
 ) -> NumberTable:
     """Return the rows of some tables, which have the same columns in any order."""
     schema, label, classes = tables[0].schema, "", [""]

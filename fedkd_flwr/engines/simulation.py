@@ -68,11 +68,7 @@ def _completed_rounds(configuration: Configuration) -> int:
 
 
 def _follow(
-    command: list[str],
-    env: dict[str, str],
-    directory: Path,
-    observer: Observer,
-    rounds_seen: int,
+    command: list[str], env: dict[str, str], directory: Path, observer: Observer, rounds_seen: int
 ) -> str:
     """Run ``flwr run``; pass on its log and new rounds; return the line that explains a failure."""
     rows = directory / "rounds.jsonl"

@@ -258,9 +258,7 @@ def with_natural_clients(configuration: Configuration) -> Configuration:
 
 
 def resumed(
-    path: str | Path,
-    changes: Mapping[str, Any] | None = None,
-    allow_code: str | Iterable[str] = (),
+    path: str | Path, changes: Mapping[str, Any] | None = None, allow_code: str | Iterable[str] = ()
 ) -> Configuration:
     """Return the config with which a run is continued."""
     stopped = load_run(path, allow_code)

@@ -8,20 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkd_flwr.config import (
-    KEYS_WITHOUT_EFFECT,
-    ConfigError,
-    Configuration,
-    RunConfig,
-    lost_keys,
-)
+from fedkd_flwr.config import KEYS_WITHOUT_EFFECT, ConfigError, Configuration, RunConfig, lost_keys
 from fedkd_flwr.files import as_lines, write_json, write_text
-from fedkd_flwr.memory import (
-    DamagedMemoryError,
-    ForgottenRunError,
-    MemoryFolder,
-    SharedFolder,
-)
+from fedkd_flwr.memory import DamagedMemoryError, ForgottenRunError, MemoryFolder, SharedFolder
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     before_the_first_round,

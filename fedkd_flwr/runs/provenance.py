@@ -150,10 +150,7 @@ def changed_code(run: Run, config: Mapping[str, Any]) -> list[str]:
 
 def accept_code(run: Run, config: Mapping[str, Any]) -> None:
     """Record that a finished run counts as made with the code that is here."""
-    accepted = {
-        "code": digests_of_code(config),
-        "versions": {"python": platform.python_version()},
-    }
+    accepted = {"code": digests_of_code(config), "versions": {"python": platform.python_version()}}
     write_json(run.path / "config.json", {**run.description, ACCEPTED: accepted})
 
 

@@ -51,9 +51,7 @@ Selection = Mapping[str, Scalar | Collection[Scalar]]
 
 
 def read_sweep(
-    path: str | Path,
-    settings: Mapping[str, Scalar] | None = None,
-    only: Selection | None = None,
+    path: str | Path, settings: Mapping[str, Scalar] | None = None, only: Selection | None = None
 ) -> dict[str, Configuration]:
     """Read a sweep file and validate every run of it."""
     path = sweep_file(path)
