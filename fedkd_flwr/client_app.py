@@ -36,8 +36,7 @@ from strategies.core.flower import log
 from strategies.core.masks import ANSWERS
 from strategies.core.replies import arrays_of, decoded, encoded, record_of
 
-Outcome = Message | Exception
-"""A reply, or the exception that prevented it."""
+Outcome = Message | Exception  # a reply, or the exception that prevented it
 
 Member = tuple[int, PersonalClient]
 """A client of a cohort, with the place of its message among those of the exchange."""
@@ -48,8 +47,7 @@ INFO = (
 )  # fmt: skip
 """Names of a client's properties in its replies."""
 
-TRACEBACKS = Tracebacks()
-"""Tracebacks logged by this process, if it belongs to a simulation."""
+TRACEBACKS = Tracebacks()  # tracebacks logged by this process, if it belongs to a simulation
 
 
 def explain_failures(
@@ -137,7 +135,6 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _trained(message: Message, client: PersonalClient) -> Message:
-    """Handle a train message with the client that was built for it."""
     with closing(client.session) as session, computing(client):
         reply = session.serve(_request(message))
     return _packed(message, client, reply)
@@ -184,7 +181,6 @@ def _cohort_size(client: PersonalClient) -> int:
 
 
 def _in_parts(cohort: Sequence[Member]) -> Iterator[Sequence[Member]]:
-    """Divide a cohort into parts that are trained one after another."""
     size = _cohort_size(cohort[0][1])
     return (cohort[start : start + size] for start in range(0, len(cohort), size))
 
@@ -210,12 +206,10 @@ def _serve_together(members: Sequence[Member], messages: Sequence[Message]) -> d
 
 
 def _request(message: Message) -> Request:
-    """Read what a message asks for."""
     return Request.read(decoded(arrays_of(message)), record_of(message, "config", ConfigRecord))
 
 
 def _packed(message: Message, client: PersonalClient, reply: TrainReply) -> Message:
-    """Pack a client's reply into a message, with who replies."""
     answers = {ANSWERS: reply.answers} if reply.answers else {}
     return _reply(message, {**client.session.identity, **answers}, reply)
 

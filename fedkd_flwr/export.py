@@ -102,15 +102,6 @@ def round_folder(folder: Path, server_round: int) -> Path:
     return folder / f"round-{server_round:06d}"
 
 
-def models_of_round(folder: str | Path, server_round: int) -> dict[int, Path]:
-    """Return each client's model at the end of a round, of a run with ``keep-best``."""
-    files: dict[int, Path] = {}
-    for file in sorted(Path(folder).expanduser().glob("round-*/*.safetensors")):
-        if _round_of(file) <= server_round:
-            files[int(file.stem)] = file
-    return dict(sorted(files.items()))
-
-
 def keep_only_best(folder: Path, partition_id: int, best_round: int) -> None:
     """Remove a client's models of all rounds but the best so far, before it writes another."""
     files = sorted(folder.glob(f"round-*/{partition_id}.safetensors"))
@@ -286,8 +277,7 @@ def exported_models(models: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             log(WARNING, "%s is left out: %s", path, error)
 
 
-BATCH = 256
-"""Images that are decoded and classified at a time."""
+BATCH = 256  # images that are decoded and classified at a time
 
 
 @dataclass(frozen=True)

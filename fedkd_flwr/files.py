@@ -21,6 +21,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 if sys.platform != "win32":
     import fcntl
@@ -145,25 +147,10 @@ def write_arrays(
     # safetensors writes the bytes of an array in the order in which they are in memory.
     in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with replacing(path, durable) as temporary:
-        save_file(in_order, temporary, dict(metadata or {}))
-
-
-def save_file(arrays: Mapping[str, NDArray[Any]], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file array by array; the package's function copies them all."""
-    # The largest items come first, so that all are aligned.
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-    end = 0
-    for name, array in ordered:
-        start, end = end, end + array.nbytes
-        kind = DTYPES[array.dtype.name]
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, array in ordered:
-            file.write(array.data)
+        try:
+            save_file(in_order, temporary, dict(metadata or {}))
+        except SafetensorError as error:  # such as on a full disk
+            raise OSError(str(error)) from error
 
 
 NUMBERS = "biuf"

@@ -38,14 +38,9 @@ class MessageGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-"""Seconds between two polls for replies over a network."""
-
-SHARE_OF_WAITING = 0.05
-"""Pause between two polls, as a share of the time waited so far."""
-
-SIMULATION_PAUSE = 0.05
-"""Seconds between two polls within this process."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds between two polls for replies over a network
+SHARE_OF_WAITING = 0.05  # pause between two polls, as a share of the time waited so far
+SIMULATION_PAUSE = 0.05  # seconds between two polls within this process
 
 
 class FastPollingGrid(MessageGrid):

@@ -36,26 +36,20 @@ class Method:
     @cached_property
     def strategy(self) -> "type[PersonalizedStrategy]":
         """The Flower strategy."""
-        strategy: type[PersonalizedStrategy] = resolve_name(self.strategy_name)
-        return strategy
+        return resolve_name(self.strategy_name)
 
     @cached_property
     def client(self) -> type[Any]:
         """The NumPyClient, a `fedkd_flwr.clients.base.PersonalClient`, which imports this."""
-        client: type[Any] = resolve_name(self.client_name)
-        return client
+        return resolve_name(self.client_name)
 
     @cached_property
     def estimator_client(self) -> type[Any]:
         """The same client for a model that is an estimator."""
-        derived: type[Any] = resolve_name("fedkd_flwr.clients.estimators:estimator_client")(
-            self.client
-        )
-        return derived
+        return resolve_name("fedkd_flwr.clients.estimators:estimator_client")(self.client)
 
 
 def _built_in(strategy: str, client: str) -> Method:
-    """Return a method of this project, from ``module:class`` of both sides."""
     return Method(f"strategies.{strategy}", f"fedkd_flwr.clients.{client}")
 
 
@@ -129,8 +123,7 @@ METHODS = MethodTable(METHODS)
 REGISTERED: dict[str, Method] = {}
 """Custom methods, by the names under which this process has registered them."""
 
-NAME = re.compile(r"[a-z][a-z0-9-]*")
-"""Names that a custom method may have."""
+NAME = re.compile(r"[a-z][a-z0-9-]*")  # names that a custom method may have
 
 
 def find_method(name: str) -> Method:

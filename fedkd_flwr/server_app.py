@@ -56,8 +56,7 @@ from strategies.core.rounds import NEW_CLIENTS, Observer
 from strategies.core.state import OtherStateError
 from strategies.parameters import SharedModelSettings
 
-SETTLED_SECONDS = 2.0
-"""Seconds without a new node after which all nodes count as connected."""
+SETTLED_SECONDS = 2.0  # seconds without a new node after which all nodes count as connected
 
 app = ServerApp()
 
@@ -193,7 +192,6 @@ def check_models(configuration: Configuration) -> None:
 
 
 def _smallest_batch(configuration: Configuration, name: str) -> int:
-    """Return how many samples the smallest batch has on which a client trains an architecture."""
     run, plan = configuration.run, configuration.run.server_data_plan
     assigned = assigned_models(run.models, plan)
     owners = [n for n, model in enumerate(assigned) if model == name] or range(len(assigned))
@@ -243,14 +241,11 @@ def _try_steps(model: nn.Module, name: str, run: RunConfig, samples: int) -> Non
 def check_server_data(configuration: Configuration) -> None:
     """Refuse a run whose data, including the public set, is not available on this machine."""
     run = configuration.run
-    check_data(run.server_data_plan, run.plan.public_size if run.uses_public_data else 0)
+    uses_public_data = run.method.record.uses_public_data
+    check_data(run.server_data_plan, run.plan.public_size if uses_public_data else 0)
 
 
-def serve(
-    grid: Grid,
-    configuration: Configuration,
-    observer: Observer | None = None,
-) -> Run:
+def serve(grid: Grid, configuration: Configuration, observer: Observer | None = None) -> Run:
     """Run a method on a grid of clients and write the run directory."""
     run = configuration.run
     if run.torch_threads:
@@ -282,10 +277,7 @@ def serve(
 
 
 def run_rounds(
-    grid: Grid,
-    configuration: Configuration,
-    directory: RunDirectory,
-    checkpoint: Checkpoint,
+    grid: Grid, configuration: Configuration, directory: RunDirectory, checkpoint: Checkpoint
 ) -> None:
     """Run the missing rounds, from the first or after those of a stopped run."""
     run = configuration.run

@@ -183,7 +183,7 @@ def test_settings_that_the_method_never_reads_are_named_in_one_line():
         {**fedavg, "soft-predictions.clip-norm": 2.0, "persfl.teacher": "last"}
     )
     (warning,) = set_in_vain.warnings
-    assert warning == "fedavg does not read soft-predictions.clip-norm, persfl.teacher: ignored."
+    assert warning == "fedavg does not read persfl.teacher, soft-predictions.clip-norm: ignored."
     # Clients read the flat config, in which every key is named.
     assert read_config(set_in_vain.flat()).warnings == [warning]
     assert read_config({**fedavg, "soft-predictions.clip-norm": 0.0}).warnings == []

@@ -68,7 +68,7 @@ def test_settings_that_no_run_reads_are_logged_once(tmp_path, logged):
     assert logged() == [said.format(both)]
     alone = write(tmp_path, base + 'strategy = ["local"]\n')
     runs = run_sweep(alone, tmp_path / "runs")
-    said = "No run of the sweep {} reads kt-pfl.rho, fd.gamma, data-root: ignored."
+    said = "No run of the sweep {} reads fd.gamma, kt-pfl.rho, data-root: ignored."
     assert logged()[1:] == [said.format(alone)]
     # Read again, they are the runs that the file asks for.
     assert [run.path.name for run in runs] == list(read_sweep(alone))

@@ -30,16 +30,12 @@ class ConfigError(ValueError):
     """An invalid run config; the message is one sentence for the user."""
 
 
-Scalar = bool | int | float | str
-"""Values of a Flower run config."""
+Scalar = bool | int | float | str  # values of a Flower run config
 
 
 def as_scalar(value: Any) -> Scalar:
     """Convert a list to text separated by commas; return other values unchanged."""
-    if isinstance(value, tuple):
-        return ",".join(str(item) for item in value)
-    scalar: Scalar = value
-    return scalar
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -153,12 +149,7 @@ class RunConfig(SettingsGroup):
     @property
     def server_data_plan(self) -> DataPlan:
         """What all data depends on, including the server's public set."""
-        return self._data_plan(self.uses_public_data, self.server_device)
-
-    @property
-    def uses_public_data(self) -> bool:
-        """Whether clients or server predict on public data."""
-        return self.method.record.uses_public_data
+        return self._data_plan(self.method.record.uses_public_data, self.server_device)
 
     def _data_plan(self, with_public_set: bool, device: str) -> DataPlan:
         settings = self.data

@@ -44,8 +44,7 @@ KINDS: dict[Any, str] = {
     str: "text",
 }
 
-NO_WORD = "?"
-"""A word that no setting with a list of allowed words accepts."""
+NO_WORD = "?"  # a word that no setting with a list of allowed words accepts
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ OF_OWN = Setting(
 def settings_reference(method: str = "") -> list[Section]:
     """Return the settings of all runs and methods, each in its own table; or of one method."""
     if not method:
-        return _without_repetition([*_common_sections(), *_method_sections()])
+        return _without_repetition(_sections())
     try:
         kind = find_method(method).record.settings_type
     except NoneOfTheAllowedError:
@@ -124,23 +123,23 @@ def settings(method: str = "") -> "pd.DataFrame":
     return pd.DataFrame(listed, columns=columns).set_index("key")
 
 
-def _common_sections() -> list[Section]:
-    own = Section("The method, and where the run takes place", [*_settings(RunConfig), OF_OWN])
-    return [own, *(Section(_title(kind), _settings(kind)) for kind in _groups_in(RunConfig))]
-
-
 def _groups_in(kind: type[SettingsGroup]) -> Iterator[type[SettingsGroup]]:
-    """Yield the groups in a group, each before those in it."""
     for part in kind.nested_groups().values():
         yield part
         yield from _groups_in(part)
 
 
-def _method_sections() -> list[Section]:
-    """Return a section for each type of settings, with the keys that no earlier one has."""
+def _sections() -> list[Section]:
     types = settings_types()
-    bases = dict.fromkeys(base for kind in types for base in kind.__mro__ if _has_own_table(base))
-    sections = [Section(_title(kind), _settings(kind)) for kind in bases if kind not in types]
+    bases = dict.fromkeys(
+        base
+        for kind in types
+        for base in kind.__mro__
+        if issubclass(base, Settings) and vars(base).get("table") and base not in types
+    )
+    own = Section("The method, and where the run takes place", [*_settings(RunConfig), OF_OWN])
+    shared = [*_groups_in(RunConfig), *bases]
+    sections = [own, *(Section(_title(kind), _settings(kind)) for kind in shared)]
     for kind in types:
         listed = {setting.key for section in sections for setting in section.settings}
         readers = [name for name, m in METHODS.items() if m.record.settings_type is kind]
@@ -149,10 +148,6 @@ def _method_sections() -> list[Section]:
         also_read = tuple(setting.key for setting in settings if setting not in new)
         sections.append(Section(f"Settings of {', '.join(readers)}", new, also_read))
     return sections
-
-
-def _has_own_table(kind: type) -> bool:
-    return issubclass(kind, Settings) and bool(vars(kind).get("table"))
 
 
 def _without_repetition(sections: Sequence[Section]) -> list[Section]:
@@ -221,7 +216,6 @@ def _in_one_line(text: str, kind: type[SettingsGroup]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return a value as TOML."""
     scalar = as_scalar(value)
     if isinstance(scalar, bool):
         return str(scalar).lower()
@@ -229,7 +223,6 @@ def _written(value: Any) -> str:
 
 
 def _allowed(kind: type[SettingsGroup], name: str, field: FieldInfo) -> str:
-    """Return the range of a field, or its allowed words."""
     annotation = field.annotation
     if typing.get_origin(annotation) is Literal:
         return ", ".join(map(str, typing.get_args(annotation)))

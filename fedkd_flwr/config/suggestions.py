@@ -93,23 +93,16 @@ class OldKey:
         return self.neutral is None or value == self.neutral
 
 
-def _in_tables(tables: tuple[str, ...], name: str, key: OldKey) -> dict[str, OldKey]:
-    """Return one key of several tables by its names."""
-    return {f"{table}.{name}": key for table in tables}
-
-
 DISTILLING = ("kt-pfl", "ds-fl", "selective-fd", "privatekt")
 """Tables of methods whose clients distill a teacher."""
 
 OLD_KEYS: Mapping[str, OldKey] = {
-    **_in_tables(
-        (*DISTILLING, "perfed-ckt"),
-        "cache-rounds",
+    **dict.fromkeys(
+        (f"{table}.cache-rounds" for table in (*DISTILLING, "perfed-ckt")),
         OldKey(instead="leave it out; number-format = int8 sends fewer bytes", neutral=0),
     ),
-    **_in_tables(
-        DISTILLING,
-        "class-temperature-rate",
+    **dict.fromkeys(
+        (f"{table}.class-temperature-rate" for table in DISTILLING),
         OldKey(instead="leave it out; temperature holds for all classes", neutral=0),
     ),
     **{
@@ -125,8 +118,7 @@ OLD_KEYS: Mapping[str, OldKey] = {
         )
     },
     "client-dp-noise-multiplier": OldKey(
-        instead="use dp-sgd-noise-multiplier, or soft-predictions.noise-multiplier",
-        neutral=0,
+        instead="use dp-sgd-noise-multiplier, or soft-predictions.noise-multiplier", neutral=0
     ),
     "client-dp-clip-norm": OldKey(instead="use dp-sgd-clip-norm"),
     "client-dp-delta": OldKey(instead="use dp-sgd-delta"),

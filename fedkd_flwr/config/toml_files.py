@@ -74,8 +74,7 @@ def _text_keys() -> frozenset[str]:
     return frozenset(k for k, field in fields.items() if field.annotation in (str, tuple[str, ...]))
 
 
-SWEEPS = "sweeps"
-"""Folder of the sweeps below the presets."""
+SWEEPS = "sweeps"  # folder of the sweeps below the presets
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -114,19 +113,15 @@ def close_names(name: str | Path, known: list[str], what: str = "presets") -> st
 
 def _find(name: str | Path, folder: Path) -> Path | None:
     path = Path(name)
+    inside = Path(*path.parts[1:]) if path.parts[:1] == ("conf",) else path
     try:
         if path.is_file():
             return path
-        return _shipped(path, folder)
+        shipped = folder / inside.with_name(f"{inside.name.removesuffix('.toml')}.toml")
+        is_below = folder in shipped.resolve().parents
+        return shipped if is_below and shipped.is_file() else None
     except (OSError, ValueError):  # not a valid path
         return None
-
-
-def _shipped(path: Path, folder: Path) -> Path | None:
-    inside = Path(*path.parts[1:]) if path.parts[:1] == ("conf",) else path
-    shipped = folder / inside.with_name(f"{inside.name.removesuffix('.toml')}.toml")
-    is_below = folder in shipped.resolve().parents
-    return shipped if is_below and shipped.is_file() else None
 
 
 def _names() -> list[str]:

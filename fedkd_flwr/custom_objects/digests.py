@@ -25,11 +25,8 @@ from fedkd_flwr.custom_objects.importing import INSTALLED, OURS, name_in_module
 MAIN = "__main__"
 """The module of a script or a notebook, which has no source that could be read again."""
 
-_METHODS = (FunctionType, staticmethod, classmethod, property)
-"""Members of a class that hold code."""
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
-"""Values that are their own text."""
+_METHODS = (FunctionType, staticmethod, classmethod, property)  # members of a class that hold code
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)  # values that are their own text
 
 _FIXED = (*_PLAIN, tuple, frozenset, FunctionType, MethodType, ModuleType, type, functools.partial)
 """Kinds of variables that count beside the source of their module. A cache or a log would fill."""
@@ -37,8 +34,7 @@ _FIXED = (*_PLAIN, tuple, frozenset, FunctionType, MethodType, ModuleType, type,
 _READING = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 """Operations that read a global variable."""
 
-Known = dict[int, tuple[Any, str]]
-"""Values that were met, by their ids, each with its text."""
+Known = dict[int, tuple[Any, str]]  # values that were met, by their ids, each with its text
 
 
 def code_digest(value: Any) -> str:

@@ -18,20 +18,14 @@ from typing import Any
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _OWN = re.compile(f"{_DOTTED}:{_DOTTED}", re.ASCII)
 
-OBJECT = "object"
-"""Stands in place of the module in the names of objects that no module holds."""
-
-OF_THIS_PROCESS = (OBJECT, "__main__")
-"""What a name begins with that other processes cannot find."""
+OBJECT = "object"  # stands in place of the module in the names of objects that no module holds
+OF_THIS_PROCESS = (OBJECT, "__main__")  # what a name begins with that other processes cannot find
 
 OURS = ("fedkd_flwr", "strategies")
 """The packages of this project, whose exceptions explain themselves and need no traceback."""
 
-INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed packages."""
-
-HELD: dict[str, Any] = {}
-"""Objects that were given to this process, by their names ``object:NAME``."""
+INSTALLED = ("site-packages", "dist-packages")  # folders of installed packages
+HELD: dict[str, Any] = {}  # objects that were given to this process, by their names ``object:NAME``
 
 
 class CustomObjectError(ValueError):

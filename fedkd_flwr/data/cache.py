@@ -20,11 +20,8 @@ from torch import Tensor
 
 from strategies.core.flower import log
 
-FOLDER_VARIABLE = "FEDKD_CACHE"
-"""Environment variable with the folder of the cache, or `OFF`."""
-
-OFF = "off"
-"""Value of `FOLDER_VARIABLE` that turns the cache off."""
+FOLDER_VARIABLE = "FEDKD_CACHE"  # environment variable with the folder of the cache, or `OFF`
+OFF = "off"  # value of `FOLDER_VARIABLE` that turns the cache off
 
 MOST_BYTES = 2 * 2**30
 """Maximum size of all files together: three times that of the built-in data sets."""

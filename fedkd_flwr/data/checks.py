@@ -36,14 +36,12 @@ from fedkd_flwr.data.sources import ImageSet, load_images
 from fedkd_flwr.data.splits import read_split
 from strategies.core.flower import log
 
-CHANNELS = (1, 3, 4)
-"""How many channels an image has."""
+CHANNELS = (1, 3, 4)  # how many channels an image has
 
 FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
 """Splits that read `samples_per_class`."""
 
-Line = tuple[int, str]
-"""A level of the log, and what is said at it."""
+Line = tuple[int, str]  # a level of the log, and what is said at it
 
 
 def check_data(plan: DataPlan, public_size: int = 0) -> None:
@@ -200,7 +198,6 @@ def _lines_about_public_set(settings: DataSettings) -> Iterator[Line]:
 
 
 def _float_range(name: str, data_root: str, data_format: DataFormat) -> tuple[float, float] | None:
-    """Return the least and the largest number of floating-point data; None for images."""
     if name in DATASETS:
         return None
     samples = load_images(name, data_root, data_format).images

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,7 @@ from fedkd_flwr.data.natural_split import (
     test_positions,
 )
 from fedkd_flwr.data.partitioners import partition_indices
-from fedkd_flwr.data.public import (
-    number_in_common,
-    public_images,
-    public_subset,
-    split_public,
-)
+from fedkd_flwr.data.public import number_in_common, public_images, public_subset, split_public
 from fedkd_flwr.data.registry import (
     BY_COLUMN,
     BY_FILE,
@@ -56,11 +52,8 @@ from fedkd_flwr.data.storage import share_samples
 from strategies.core.metrics import Split
 from strategies.core.randomness import random_generator
 
-Indices = NDArray[np.int64]
-"""Positions of samples, sorted."""
-
-Parts = tuple[Indices, Indices, Indices]
-"""Positions of training, validation and test samples."""
+Indices = NDArray[np.int64]  # positions of samples, sorted
+Parts = tuple[Indices, Indices, Indices]  # positions of training, validation and test samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,35 +78,13 @@ class ClientData:
         """D_n, the number of private training samples."""
         return len(self.positions[0])
 
-    @functools.cached_property
-    def train_images(self) -> Tensor:
-        """Shape (samples, channels, height, width), float32; own data may have any shape."""
-        return self._images(0)
-
-    @functools.cached_property
-    def validation_images(self) -> Tensor:
-        """Shaped as `train_images`."""
-        return self._images(1)
-
-    @functools.cached_property
-    def test_images(self) -> Tensor:
-        """Shaped as `train_images`."""
-        return self._images(2)
-
-    @functools.cached_property
-    def train_labels(self) -> Tensor:
-        """Shape (samples,), int64."""
-        return self._labels(0)
-
-    @functools.cached_property
-    def validation_labels(self) -> Tensor:
-        """Shape (samples,), int64."""
-        return self._labels(1)
-
-    @functools.cached_property
-    def test_labels(self) -> Tensor:
-        """Shape (samples,), int64."""
-        return self._labels(2)
+    # Samples (n, ...) as a model sees them, float32, and labels (n,), int64.
+    train_images = cached_property[Tensor](lambda self: self._images(0))
+    validation_images = cached_property[Tensor](lambda self: self._images(1))
+    test_images = cached_property[Tensor](lambda self: self._images(2))
+    train_labels = cached_property[Tensor](lambda self: self._labels(0))
+    validation_labels = cached_property[Tensor](lambda self: self._labels(1))
+    test_labels = cached_property[Tensor](lambda self: self._labels(2))
 
     @property
     def evaluated_splits(self) -> dict[Split, tuple[Tensor, Tensor]]:
@@ -163,8 +134,7 @@ class ClientData:
 BYTES_KEPT = 2**30
 """Bytes of clients' samples that a process keeps as tensors; those of others are built again."""
 
-PLANS_KEPT = 2
-"""Data plans whose tensors a process keeps; more would fill the device in a sweep."""
+PLANS_KEPT = 2  # data plans whose tensors a process keeps; more would fill the device in a sweep
 
 
 def labels_of(settings: DataSettings) -> NDArray[np.int64]:
@@ -180,7 +150,6 @@ def images_of(settings: DataSettings) -> ImageSet:
 @reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
-    """Return the private and the held-out positions in the data set."""
     settings = plan.settings
     labels = labels_of(settings)
     pool = np.arange(len(labels))
@@ -270,7 +239,7 @@ class _Loaded:
     clients: dict[tuple[int, str, Grouping, str], ClientData] = field(default_factory=dict)
     kept: int = 0
 
-    @functools.cached_property
+    @cached_property
     def public_images(self) -> Tensor:
         return scaling_of_plan(self.plan)(public_set(self.plan)).to(self.plan.device)
 

@@ -20,11 +20,10 @@ TAKES_MISSING = "sklearn.ensemble:HistGradientBoostingClassifier"
 
 
 class OwnArrays(NamedTuple):
-    """Custom data, checked.
+    """Custom data, checked: samples (n, ...) float32, missing values NaN, or uint8 images.
 
-    Samples (n, ...) are float32, missing values NaN; uint8 images (n, 1 or 3, height, width) stay
-    as they are. Labels (n,) are int64, at least 0. Clients (n,) are the names or whole numbers of
-    those to whom the samples belong; None where the data do not say.
+    Labels (n,) are int64, at least 0. Clients (n,) are names or whole numbers; None where the data
+    do not say.
     """
 
     samples: Tensor
@@ -159,11 +158,7 @@ POSITIONS = "positions"
 
 
 def call_for_partition(
-    name: str,
-    labels: NDArray[np.int64],
-    num_clients: int,
-    seed: int,
-    positions: NDArray[np.int64],
+    name: str, labels: NDArray[np.int64], num_clients: int, seed: int, positions: NDArray[np.int64]
 ) -> list[NDArray[np.int64]]:
     """Call a function for a split, and check that it returns it at a second call too.
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-UNSCALED_MODES = ("I", "F")
-"""Pillow's modes of images whose black and white are not known."""
+UNSCALED_MODES = ("I", "F")  # Pillow's modes of images whose black and white are not known
 
 GRAY_MODES = ("1", "L", "LA", "La")
 """Pillow's modes of images without color, besides those of 16 bits."""
@@ -184,7 +183,6 @@ def _levels_of(encoded: Sequence[bytes], headers: Sequence[_Header]) -> Levels:
 
 
 def _common_shape(headers: Sequence[_Header]) -> tuple[Shape, str]:
-    """Return the shape that fits all images best, and a warning if they have several sizes."""
     channels = 1 if all(header.is_gray for header in headers) else 3
     heights, widths = zip(*(header.size for header in headers), strict=True)
     height, width = (statistics.median_low(sides) for sides in (heights, widths))
@@ -209,7 +207,6 @@ def _common_shape(headers: Sequence[_Header]) -> tuple[Shape, str]:
 
 
 def _notes(headers: Sequence[_Header], levels: Levels, shape: Shape) -> tuple[str, ...]:
-    """Return in a few words how images were changed."""
     wide = sum(header.is_wide for header in headers)
     transparent = sum(header.is_transparent for header in headers)
     gray = sum(header.is_gray for header in headers)

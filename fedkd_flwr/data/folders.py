@@ -199,12 +199,10 @@ def _require_one_reading(
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return some names in one line."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str, int]:
-    """Return the number of each class by the name of its folder."""
     if not names:
         raise DataError(f"{str(path)!r} has no folders; it needs one for each class")
     if all(name.isdecimal() for name in names):
@@ -259,8 +257,7 @@ def _is_hidden(file: Path) -> bool:
 TABLES, ARRAYS = (".parquet", ".csv"), (".npz",)
 """Suffixes of files that a client can have besides images."""
 
-MOST_NAMED = 10
-"""Most classes or clients that are counted one by one in the line on what was read."""
+MOST_NAMED = 10  # most classes or clients that are counted one by one in the line on what was read
 
 SAMPLES, LABELS = ("x", "samples", "images", "data"), ("y", "labels", "label", "targets")
 """Names of the two arrays in a NumPy file, in any case."""
@@ -268,11 +265,9 @@ SAMPLES, LABELS = ("x", "samples", "images", "data"), ("y", "labels", "label", "
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """Which client has each sample, and which samples are test samples.
+    """Which client (n,) has each sample, from 0, and whether it is for testing (n,).
 
-    Clients (n,) are int64, from 0, and named by their folder, file, or value of a column. `is_test`
-    (n,) says whether the sample is for testing, whatever ``client-split`` says. Raises `DataError`
-    if a named client has no sample.
+    Clients are named by their folder, file, or value of a column.
     """
 
     clients: NDArray[np.int64]

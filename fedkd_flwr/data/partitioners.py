@@ -17,8 +17,7 @@ from fedkd_flwr.data.registry import PARTITIONS, DataError
 from fedkd_flwr.data.settings import DataSettings
 from strategies.core.randomness import random_generator
 
-Indices = NDArray[np.int64]
-"""Positions of samples in a data set, or numbers of samples."""
+Indices = NDArray[np.int64]  # positions of samples in a data set, or numbers of samples
 
 Split = Callable[[Indices, int, DataSettings, np.random.Generator], list[Indices]]
 """From classes (n,), N, settings and a generator to the positions of each client's samples."""
@@ -233,8 +232,7 @@ def two_groups(
     return counts
 
 
-TWO_CLASSES_SAMPLES = 300
-"""Samples of a class for each client (KT-pFL appendix B.1, case 2)."""
+TWO_CLASSES_SAMPLES = 300  # samples of a class for each client (KT-pFL appendix B.1, case 2)
 
 LOGNORMAL_SIGMA = 2.0
 """Standard deviation of the logarithm of the shares (PersFL §5, DS-3); their mean is 0."""
@@ -332,8 +330,7 @@ def equal_counts(
     size = (supply.available[owners > 0] // owners[owners > 0]).min()
     if size < 1:
         raise DataError(runs_out(supply, owners))
-    counts: Indices = holds * (min(size, most) if most else size)
-    return counts
+    return holds * (min(size, most) if most else size)
 
 
 def random_counts(
@@ -365,8 +362,7 @@ def random_counts(
     missing = total - counts.sum(axis=1, keepdims=True)
     fractions = np.where(chosen, proportions * total - counts, -1.0)
     rank = fractions.argsort(axis=1)[:, ::-1].argsort(axis=1)
-    result: Indices = holds + counts + (rank < missing)
-    return result
+    return holds + counts + (rank < missing)
 
 
 PROPORTIONS: dict[str, Callable[..., Indices]] = {"equal": equal_counts, "random": random_counts}

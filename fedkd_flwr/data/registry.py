@@ -11,20 +11,11 @@ from strategies.core.settings_groups import NoneOfTheAllowedError
 Shape = tuple[int, ...]
 """Of a sample: channels, height and width of an image; own data may have any."""
 
-DATA = ("dataset", "public-dataset")
-"""Keys of a run config that name data."""
-
-HELD_OUT = "held-out"
-"""Name of the public set that is a part of the private data set."""
-
-NO_PUBLIC_SET = "none"
-"""Name of the public set of a method that needs none."""
-
-MOST_CLASSES = 100_000
-"""Most classes of a data set; larger labels are identifiers and no classes."""
-
-SYMMETRIC = "symmetric"
-"""The ``input-scaling`` of images that needs no statistics of a data set."""
+DATA = ("dataset", "public-dataset")  # keys of a run config that name data
+HELD_OUT = "held-out"  # name of the public set that is a part of the private data set
+NO_PUBLIC_SET = "none"  # name of the public set of a method that needs none
+MOST_CLASSES = 100_000  # most classes of a data set; larger labels are identifiers and no classes
+SYMMETRIC = "symmetric"  # the ``input-scaling`` of images that needs no statistics of a data set
 
 
 class DataError(ValueError):
@@ -68,21 +59,13 @@ PARTITIONS: dict[str, str] = {
 BY_COLUMN = "by-column"
 """The split by the values of a column, ``client-column``; see `fedkd_flwr.data.natural_split`."""
 
-BY_FILE = "by-file"
-"""The split of ``clients:PATH``, a client for each folder or file."""
+BY_FILE = "by-file"  # the split of ``clients:PATH``, a client for each folder or file
 
 
-HUB = "hf:"
-"""Prefix of the names of other data sets of the Hugging Face hub."""
-
-FOLDER = "folder:"
-"""Prefix of the names of folders on this machine."""
-
-CLIENTS = "clients:"
-"""Prefix of the names of folders with a folder or a file of each client."""
-
-ON_DISK = (FOLDER, CLIENTS)
-"""Prefixes of data on this machine."""
+HUB = "hf:"  # prefix of the names of other data sets of the Hugging Face hub
+FOLDER = "folder:"  # prefix of the names of folders on this machine
+CLIENTS = "clients:"  # prefix of the names of folders with a folder or a file of each client
+ON_DISK = (FOLDER, CLIENTS)  # prefixes of data on this machine
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedkd_flwr.data.decoding import to_float
-from fedkd_flwr.data.registry import SYMMETRIC, DataError, DataFormat, reads_data
+from fedkd_flwr.data.registry import SYMMETRIC, DataError, reads_data
 from fedkd_flwr.data.settings import AUTO, DataSettings
 from fedkd_flwr.data.sources import load_images
 
@@ -82,11 +82,7 @@ def standardized_per_channel(samples: Tensor) -> Standardized:
 
 
 def standardized_by_column(samples: Tensor) -> Standardized:
-    """Take mean and deviation of each column, or channel, without missing values.
-
-    Samples (n, columns) or (n, channels, ...) are floating-point. A column that does not vary is
-    not divided.
-    """
+    """Take mean and deviation of each column, or channel, without missing values."""
     from sklearn.preprocessing import StandardScaler  # deferred: images do without
 
     columns = samples.shape[1]
@@ -129,21 +125,14 @@ STANDARDIZED = {"per-pixel": standardized_per_pixel, "per-channel": standardized
 """What takes the statistics, by the value of ``input-scaling``."""
 
 
+@reads_data
+@functools.lru_cache(maxsize=2)
 def scaling_of(settings: DataSettings) -> Scaling:
     """Return how the samples of a run are scaled, private and public ones; not by ``auto``."""
     if settings.input_scaling in (SYMMETRIC, AUTO):
         return Symmetric()
-    return _of_dataset(
-        settings.input_scaling, settings.dataset, settings.data_root, settings.data_format
-    )
-
-
-@reads_data
-@functools.lru_cache(maxsize=2)
-def _of_dataset(
-    input_scaling: str, name: str, data_root: str, data_format: DataFormat
-) -> Standardized:
-    return STANDARDIZED[input_scaling](load_images(name, data_root, data_format).images)
+    found = load_images(settings.dataset, settings.data_root, settings.data_format)
+    return STANDARDIZED[settings.input_scaling](found.images)
 
 
 def statistics_in(path: str, columns: int) -> Standardized:

@@ -33,8 +33,7 @@ from strategies.core.settings_groups import (
     kebab_case,
 )
 
-AUTO = "auto"
-"""The value of settings that depend on the data set."""
+AUTO = "auto"  # the value of settings that depend on the data set
 
 BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
 """What ``client-split = auto`` stands for, with a built-in data set and with own data."""
@@ -120,11 +119,6 @@ class DataSettings(SettingsGroup):
         if self.input_scaling == AUTO:
             update["input_scaling"] = SYMMETRIC
         return self.model_copy(update=update)
-
-    @property
-    def is_described(self) -> bool:
-        """Whether shape and classes are set: nodes with their own data read no `dataset` then."""
-        return bool(self.configured_shape and self.configured_classes)
 
     @property
     def split(self) -> str:
@@ -262,6 +256,7 @@ class DataPlan:
 
     def at_node(self, data_path: str) -> "DataPlan":
         """Return the plan as a node reads it; `data_path` is its own data, if it has some."""
-        settings = self.settings
-        is_mere_name = data_path and settings.is_described and settings.public_dataset != HELD_OUT
+        data = self.settings
+        is_described = data.configured_shape and data.configured_classes
+        is_mere_name = data_path and is_described and data.public_dataset != HELD_OUT
         return replace(self, reads_dataset=False) if is_mere_name else self

@@ -53,32 +53,16 @@ from fedkd_flwr.files import plain_name
 if TYPE_CHECKING:
     from fedkd_flwr.data.tables import NumberTable
 
-ANY = DataFormat()
-"""The config says nothing about the data."""
-
-DECODING = 3
-"""Increase this when decoding changes, so that older files of the cache are not used."""
+ANY = DataFormat()  # the config says nothing about the data
+DECODING = 3  # increase this when decoding changes, so that older files of the cache are not used
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Decoded images with their classes.
+    """Decoded images (n, channels, height, width), uint8, with their classes (n,), int64.
 
-    Images (n, channels, height, width) are uint8; own data may be float32 of any shape. Labels (n,)
-    are int64, from 0 to `classes` - 1.
-
-    Attributes
-    ----------
-    levels : Levels
-        How images of 16 bits and transparent ones were read.
-    said : str
-        What was read, what was left out, and how images were changed; in one line.
-    warning : str
-        What is suspicious about the images; empty if nothing is.
-    owners : Owners
-        Which client has a sample, where files or own arrays tell.
-    columns : tuple of str
-        Those of a table of numbers.
+    Own data may be float32 of any shape. `said` is what was read, what was left out, and how images
+    were changed; `warning` what is suspicious.
     """
 
     images: Tensor
@@ -189,7 +173,6 @@ def _load_folder(path: Path, data_format: DataFormat) -> ImageSet:
 
 
 def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
-    """Return the samples of all clients' folders or files."""
     places = places_of_clients(path)
     files = files_of_clients(places)
     if files and files[0][0].suffix.lower() in ARRAYS:
@@ -206,7 +189,6 @@ def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
 
 
 def _load_arrays(path: Path, places: list[Path], files: list[list[Path]]) -> ImageSet:
-    """Return the samples in NumPy files of all clients."""
     pairs = [read_arrays(file) for own in files for file in own]
     joined = joined_data_set(repr(str(path)), pairs)
     owners = owners_of_files(places, files, [len(labels) for _, labels in pairs])
@@ -265,7 +247,6 @@ def _load_files(path: Path, files: "_Files", data_format: DataFormat) -> ImageSe
 def _as_said(
     name: str, decoded: DecodedImages, labels: Tensor, classes: int, files: "_Files"
 ) -> ImageSet:
-    """Return decoded images, with one line on how they were read."""
     shape = " x ".join(map(str, decoded.images.shape[1:]))
     named = files.class_names if len(files.class_names) <= MOST_NAMED else []
     counted = [f"{own} {int((labels == k).sum())}" for k, own in enumerate(named)]
@@ -287,8 +268,6 @@ def _as_said(
 def _read_images(
     name: str, data_root: str, data_format: DataFormat, labels: Tensor
 ) -> DecodedImages:
-    """Return the images of a data set in Parquet files or on the hub."""
-
     def decode() -> DecodedImages:
         from fedkd_flwr.data.tables import encoded_images, read_column
 
@@ -318,7 +297,6 @@ def _decoded(
 @reads_data
 @functools.cache
 def _path_in_cache(name: str, data_root: str, data_format: DataFormat) -> Path | None:
-    """Return the file of a data set in the cache; None where nothing is kept."""
     if cache_folder() is None:
         return None
     source = _source(name, data_root, data_format)
@@ -348,10 +326,9 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OwnData(ImageSet):
-    """A node's own data, with what its split into train, validation and test follows from.
+    """A node's own data, with what its split follows from: samples with one key share a part.
 
-    Samples with one key share a part. `folders` has ``train`` or ``test`` for each sample where the
-    operator has both folders; else it is empty.
+    `folders` has ``train`` or ``test`` for each sample where the operator has both, else nothing.
     """
 
     keys: list[str]
@@ -438,7 +415,6 @@ def _encoded_at(
     grouping: Grouping = UNGROUPED,
     tables: Sequence[Sequence[Path]] = (),
 ) -> _Files:
-    """Return the images of a folder or a table, or of those of each client in a folder."""
     if tables := tables or [own for place in places if (own := tables_at(place))]:
         return _encoded_in(tables, data_format, grouping)
     found = find_images(path, places, data_format)
@@ -471,7 +447,6 @@ def _content_of(file: Path) -> bytes:
 def _encoded_in(
     tables: Sequence[Sequence[Path]], data_format: DataFormat, grouping: Grouping
 ) -> _Files:
-    """Return the images of each client's tables."""
     from fedkd_flwr.data.tables import (
         encoded_images,
         find_label,

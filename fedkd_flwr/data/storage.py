@@ -15,8 +15,7 @@ from fedkd_flwr.data.registry import DATASETS, DataError, hub_id_of, path_of
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-PARTS = ("train", "test")
-"""The parts of a data set that are pooled, in this order."""
+PARTS = ("train", "test")  # the parts of a data set that are pooled, in this order
 
 MOVED = {source.hub_id.partition("/")[2]: source.hub_id for source in DATASETS.values()}
 """Sets of the hub by their names before they had an owner, under which it still finds them."""
@@ -146,7 +145,6 @@ def share_samples(private: str, public: str, data_root: str = "") -> bool:
 
 
 def _canonical(name: str, data_root: str) -> str:
-    """Return the canonical name of a data set that has several names."""
     hub_id = hub_id_of(name)
     if not hub_id:
         # A class member can be named `module:object.member` and `module.object:member`.
@@ -155,7 +153,6 @@ def _canonical(name: str, data_root: str) -> str:
 
 
 def _places(name: str, data_root: str, labeled: bool) -> list[Path]:
-    """Return the files and folders on this machine that hold a data set."""
     hub_id = hub_id_of(name)
     if path := path_of(name):
         places = parts_of(path) if labeled else [path]

@@ -24,8 +24,7 @@ from fedkd_flwr.data.storage import PARTS, hub_parts, parquet_files
 if TYPE_CHECKING:
     import datasets
 
-Column: TypeAlias = "pa.ChunkedArray[Any]"
-"""A column of an Arrow table."""
+Column: TypeAlias = "pa.ChunkedArray[Any]"  # a column of an Arrow table
 
 
 def read_column(hub_id: str, column: str, data_root: str = "") -> list[Column]:
@@ -72,11 +71,8 @@ def _parts_on_hub(hub_id: str) -> "list[datasets.Dataset]":
     return present
 
 
-TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
-"""Suffixes of tables as text."""
-
-DELIMITERS = ",;\t|"
-"""What may stand between the columns of a table as text."""
+TEXT_SUFFIXES = (".csv", ".tsv", ".txt")  # suffixes of tables as text
+DELIMITERS = ",;\t|"  # what may stand between the columns of a table as text
 
 
 def tables_of(hub_id: str, data_root: str = "") -> list[pa.Table]:
@@ -86,8 +82,7 @@ def tables_of(hub_id: str, data_root: str = "") -> list[pa.Table]:
     return [part.with_format("arrow")[:] for part in _parts_on_hub(hub_id)]
 
 
-IMAGES, LABELS = "image", "label"
-"""What a column holds: image files, or classes."""
+IMAGES, LABELS = "image", "label"  # what a column holds: image files, or classes
 
 KNOWN_COLUMNS = {IMAGES: ("image", "img"), LABELS: ("label", "fine_label", "class", "target")}
 """Names that a column of either kind most often has."""
@@ -230,9 +225,7 @@ def _has_paths(column: Column) -> bool:
 
 
 def _field(column: Column, name: str) -> Column:
-    """Return a field of a column of structs."""
-    field: Column = pa.compute.struct_field(column, name)
-    return field
+    return pa.compute.struct_field(column, name)
 
 
 def numbered(
@@ -240,10 +233,8 @@ def numbered(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the classes in the label columns of some tables, (n,) int64, and their names.
 
-    `recorded` are the names that each table has for its numbers; tables that differ in them are
-    joined by name. Classes that are words are numbered in their order, or by their value if all are
-    numbers. Names are empty where classes have none. Raises `DataError` if an entry is missing or
-    no class, or words do not name all of the K `classes`.
+    Tables that differ in the names that they record for numbers are joined by name. Words are
+    numbered in their order, or by their value if all are numbers.
     """
     columns = [_plain(column, owner) for column in columns]
     are_whole = [pa.types.is_integer(column.type) for column in columns]
@@ -284,7 +275,7 @@ def _plain(column: Column, owner: str) -> Column:
 
 
 def _whole_numbers(column: Column) -> NDArray[np.int64]:
-    # A column's own `to_numpy` loads pandas, which takes a second.
+    # a column's own `to_numpy` loads pandas, which takes a second.
     return np.from_dlpack(column.combine_chunks()).astype(np.int64)
 
 
@@ -327,16 +318,14 @@ def groups_in(table: pa.Table, column: str) -> list[str]:
     return [str(value) for value in found.to_pylist()]
 
 
-MOST_NAMED = 6
-"""Most columns or classes that the line on what was read names."""
+MOST_NAMED = 6  # most columns or classes that the line on what was read names
 
 
 class NumberTable(NamedTuple):
-    """The rows of one or more tables as samples.
+    """The rows of some tables as samples (n, ...), float32, missing values NaN.
 
-    Samples (n, columns) are float32, missing values NaN; one column of lists gives (n, ...). Labels
-    (n,) are int64, and `sizes` are the numbers of rows of each table. `groups` are those of the
-    rows, if they were asked for; `said` is what was read and what was left out, in one line.
+    Labels (n,) are int64, `sizes` the numbers of rows of each table. `said` is what was read and
+    what was left out.
     """
 
     samples: Tensor
@@ -356,10 +345,7 @@ def holds_numbers(schema: pa.Schema, data_format: DataFormat) -> bool:
 
 
 def numbers_in(
-    tables: Sequence[pa.Table],
-    data_format: DataFormat,
-    owner: str,
-    grouping: Grouping = UNGROUPED,
+    tables: Sequence[pa.Table], data_format: DataFormat, owner: str, grouping: Grouping = UNGROUPED
 ) -> NumberTable:
     """Return the rows of some tables, which have the same columns in any order."""
     schema, label, classes = tables[0].schema, "", [""]
@@ -434,8 +420,7 @@ def _is_list(kind: pa.DataType) -> bool:
 def _innermost(kind: Any) -> pa.DataType:
     while _is_list(kind):
         kind = kind.value_type
-    innermost: pa.DataType = kind
-    return innermost
+    return kind
 
 
 def _samples(table: pa.Table, columns: Sequence[str], owner: str) -> NDArray[np.float32]:

@@ -78,7 +78,6 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
 
 
 def _found(check: str, examine: Callable[[], str]) -> Finding:
-    """Turn the result or the exception of a check into a finding."""
     try:
         return Finding(check, True, examine())
     # Any error here would also occur in the run.
@@ -87,7 +86,6 @@ def _found(check: str, examine: Callable[[], str]) -> Finding:
 
 
 def _check_policy(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> str:
-    """Describe the policy of the node, after checking what the run config names."""
     policy = read_policy(node_config)
     policy.check_names(run_config, str(node_config.get("data-path", "")))
     return policy.described()
@@ -105,7 +103,6 @@ def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any])
 
 
 def _check_privacy(client: PersonalClient) -> str:
-    """Say how much of the budget is spent, or that the run has no noise."""
     policy, ledger = client.session.policy, client.session.node.ledger
     if client.session.run.method.record.family == "nothing":
         return "the method exchanges nothing"

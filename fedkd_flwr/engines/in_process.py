@@ -133,7 +133,7 @@ class InProcessGrid(MessageGrid):
             return []
         if self._together and total > 1 and first.metadata.message_type == MessageType.TRAIN:
             together = [first, *waiting]
-            if _are_for_different_clients(together):
+            if len({message.metadata.dst_node_id for message in together}) == len(together):
                 return self._serve_together(together)
             waiting = iter(together[1:])
         tell = self._teller(first.metadata.message_type, total)
@@ -147,7 +147,6 @@ class InProcessGrid(MessageGrid):
         return replies
 
     def _teller(self, message_type: str, total: int) -> Callable[[int], None]:
-        """Return a function that reports that further messages were handled."""
         answered = 0
 
         def tell(more: int) -> None:
@@ -210,17 +209,8 @@ class InProcessGrid(MessageGrid):
             self._contexts[draft.node_id] = draft
             return outcome
         self._tracebacks.log_once(outcome, draft.node_config["partition-id"])
-        return _failure(message, outcome)
-
-
-def _are_for_different_clients(messages: Sequence[Message]) -> bool:
-    """Return whether no two messages are for the same client."""
-    return len({message.metadata.dst_node_id for message in messages}) == len(messages)
-
-
-def _failure(message: Message, error: Exception) -> Message:
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        reason = f"{type(outcome).__name__}: {' '.join(str(outcome).split())}"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 _ONE_RUN = threading.RLock()
@@ -262,11 +252,7 @@ def check_in_process(configuration: Configuration, resources: Mapping[str, Any] 
         raise ConfigError(
             "The engine in-process takes no federation config; type --engine simulation."
         )
-    require_device(configuration.run.torch_device)
-
-
-def require_device(device: str) -> None:
-    """Check that PyTorch can use a device."""
+    device = configuration.run.torch_device
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:

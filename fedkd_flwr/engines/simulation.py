@@ -15,8 +15,7 @@ from fedkd_flwr.runs.continuing import checkpoint_to_continue_from
 from strategies.core.printable_text import without_colors
 from strategies.core.rounds import Observer, RoundRecord
 
-BOX = " │╭─╮╰╯"
-"""Characters of the box that Flower draws around an error message."""
+BOX = " │╭─╮╰╯"  # characters of the box that Flower draws around an error message
 
 
 def run_simulation(
@@ -61,7 +60,6 @@ def check_simulation(
 
 
 def _completed_rounds(configuration: Configuration) -> int:
-    """Return the round after which the run continues; 0 for a new run."""
     run = configuration.run
     if not run.resume:
         return 0
@@ -70,11 +68,7 @@ def _completed_rounds(configuration: Configuration) -> int:
 
 
 def _follow(
-    command: list[str],
-    env: dict[str, str],
-    directory: Path,
-    observer: Observer,
-    rounds_seen: int,
+    command: list[str], env: dict[str, str], directory: Path, observer: Observer, rounds_seen: int
 ) -> str:
     """Run ``flwr run``; pass on its log and new rounds; return the line that explains a failure."""
     rows = directory / "rounds.jsonl"

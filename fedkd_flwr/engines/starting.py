@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -173,7 +173,9 @@ def _followed(
 ) -> Run:
     """Run a method; a Ctrl-C says what the stopped run is good for."""
     with saying_how_to_go_on(configuration):
-        return find_engine(engine)(configuration, observer_of(configuration, progress, on_round))
+        return find_engine(engine)(
+            configuration, observer_of(configuration, progress, on_round), None
+        )
 
 
 def resume(
@@ -256,9 +258,7 @@ def with_natural_clients(configuration: Configuration) -> Configuration:
 
 
 def resumed(
-    path: str | Path,
-    changes: Mapping[str, Any] | None = None,
-    allow_code: str | Iterable[str] = (),
+    path: str | Path, changes: Mapping[str, Any] | None = None, allow_code: str | Iterable[str] = ()
 ) -> Configuration:
     """Return the config with which a run is continued."""
     stopped = load_run(path, allow_code)
@@ -304,25 +304,13 @@ def _absolute(folder: str) -> str:
     return str(absolute(folder)) if folder else ""
 
 
-class Engine(Protocol):
-    """Runs a method as its config says and returns the finished run."""
-
-    def __call__(
-        self,
-        configuration: Configuration,
-        observer: Observer | None = None,
-        resources: Mapping[str, Any] | None = None,
-    ) -> Run:
-        """Run the method; see `fedkd_flwr.engines.simulation.run_simulation` for the parameters."""
-
+Engine = Callable[[Configuration, Observer | None, Mapping[str, Any] | None], Run]
+"""Runs a method as its config says, with Flower's federation config, and returns the run."""
 
 ENGINES: dict[str, Engine] = {"in-process": run_in_process, "simulation": run_simulation}
 """Where clients can run."""
 
-CHECKS: dict[str, Callable[[Configuration, Mapping[str, Any] | None], None]] = {
-    "in-process": check_in_process,
-    "simulation": check_simulation,
-}
+CHECKS = {"in-process": check_in_process, "simulation": check_simulation}
 """What refuses a run that an engine cannot start on this machine."""
 
 

@@ -17,8 +17,7 @@ import psutil
 from strategies.core import flower
 from strategies.core.flower import LOCAL_SUPERLINK_HTTP_API_PORT
 
-START_SECONDS = 60.0
-"""How long a SuperLink may take to start."""
+START_SECONDS = 60.0  # how long a SuperLink may take to start
 
 
 @contextmanager
@@ -118,17 +117,13 @@ def _files_below(root: Path) -> Iterator[Path]:
         yield from (path for path in paths if not path.is_symlink())
 
 
-PROGRAM = "flower-superlink"
-"""Flower's program, as it stands in the command line."""
+PROGRAM = "flower-superlink"  # Flower's program, as it stands in the command line
 
 LOG_FILE = ("local-superlink", "superlink.log")
 """Last parts of the path that Flower passes as ``--log-file``."""
 
-STOP_SECONDS = 20.0
-"""How long processes may take to end before they are killed."""
-
-ADDRESS = f"127.0.0.1:{LOCAL_SUPERLINK_HTTP_API_PORT}"
-"""Where ``flwr run`` looks for its SuperLink."""
+STOP_SECONDS = 20.0  # how long processes may take to end before they are killed
+ADDRESS = f"127.0.0.1:{LOCAL_SUPERLINK_HTTP_API_PORT}"  # where ``flwr run`` looks for its SuperLink
 
 
 def stop_background_superlinks() -> list[int]:

@@ -24,9 +24,6 @@ from fedkd_flwr.memory import ROUNDS_KEPT, TOGETHER, MemoryFolder, SharedFolder
 from fedkd_flwr.runs.reading import damaged
 from strategies.core.rounds import RoundRecord
 
-EARLIER = "server-*.safetensors"
-"""Pattern of the checkpoints of earlier rounds."""
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -46,15 +43,10 @@ def server_file(run_directory: Path) -> Path:
     return run_directory / "checkpoint" / "server.safetensors"
 
 
-def earlier_file(run_directory: Path, server_round: int) -> Path:
-    """Return the file of the server's state after an earlier round."""
-    return run_directory / "checkpoint" / f"server-{server_round:06d}.safetensors"
-
-
 def checkpoint_files(run_directory: Path) -> list[Path]:
     """Return the files of the server's state, the newest first."""
     newest = server_file(run_directory)
-    earlier = sorted(newest.parent.glob(EARLIER), reverse=True)
+    earlier = sorted(newest.parent.glob("server-*.safetensors"), reverse=True)
     return [file for file in (newest, *earlier) if file.exists()]
 
 
@@ -83,7 +75,7 @@ def write_checkpoint(
         arrays[f"sizes/{name}"] = np.array([(run_directory / name).stat().st_size])
     if file.exists():
         # Until the new one has its name, the run continues from this one.
-        file.replace(earlier_file(run_directory, record.server_round - 1))
+        file.replace(file.with_name(f"server-{record.server_round - 1:06d}.safetensors"))
     write_arrays(file, arrays)
     for old in checkpoint_files(run_directory)[ROUNDS_KEPT:]:
         old.unlink()
@@ -134,6 +126,10 @@ def _read(file: Path, notes: dict[str, NDArray[Any]]) -> Checkpoint:
     )
 
 
+def _part(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {key.removeprefix(prefix): a for key, a in arrays.items() if key.startswith(prefix)}
+
+
 def _read_notes(run_directory: Path) -> dict[str, NDArray[Any]]:
     """Return the notes; the first file is written first and is never older than the copy."""
     files = [file for file in notes_files(run_directory) if file.exists()]
@@ -169,15 +165,6 @@ def keep_last_checkpoint(run_directory: Path) -> None:
     """Remove all but the newest checkpoint and the memories of it."""
     for file in checkpoint_files(run_directory)[1:]:
         file.unlink()
-    keep_last_memories(run_directory)
-
-
-def _part(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {key.removeprefix(prefix): a for key, a in arrays.items() if key.startswith(prefix)}
-
-
-def keep_last_memories(run_directory: Path) -> None:
-    """Remove all but the newest memory of every client in the run directory."""
     clients = clients_folder(run_directory)
     for folder in clients.glob("[0-9]*/*"):
         MemoryFolder(folder).keep_newest()

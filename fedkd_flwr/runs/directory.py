@@ -166,11 +166,16 @@ class RunDirectory(Observer):
             for name, matrix in record.matrices.items():
                 append_array(self.path / MATRICES / f"{name}.npy", matrix)
             if record.global_model:
-                self._save_global_model(record)
+                model = global_model_file(self.path, record.server_round)
+                model.parent.mkdir(exist_ok=True)
+                write_arrays(model, record.global_model, durable=False)
             for name, rows in record.tables.items():
-                self._append(f"{name}.jsonl", rows)
+                with open_private(self.path / f"{name}.jsonl", "a") as file:
+                    file.write(as_lines(rows))
             sync_round(self.path, record.server_round, self._appended)
-            self._write_memories(record.server_round)
+            if self._state_dir:  # the memories of clients elsewhere are written there
+                folder = SharedFolder.of_run(absolute(self._state_dir), self.run_id)
+                folder.write(self.memories(), record.server_round)
             write_checkpoint(self.path, record, self.seconds, sorted(self._appended))
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
@@ -236,12 +241,6 @@ class RunDirectory(Observer):
             self._lock_file.close()
         self._lock_file = None
 
-    def _write_memories(self, server_round: int) -> None:
-        """Write what clients in this process keep of a round; those elsewhere do it themselves."""
-        if self._state_dir:
-            folder = SharedFolder.of_run(absolute(self._state_dir), self.run_id)
-            folder.write(self.memories(), server_round)
-
     @property
     def _stays(self) -> bool:
         """Whether the run can be continued, and not started again, if it stops now."""
@@ -303,18 +302,8 @@ class RunDirectory(Observer):
             (self.path / name).unlink(missing_ok=True)
         self._appended |= files
 
-    def _append(self, name: str, rows: list[Row]) -> None:
-        with open_private(self.path / name, "a") as file:
-            file.write(as_lines(rows))
-
-    def _save_global_model(self, record: RoundRecord) -> None:
-        file = global_model_file(self.path, record.server_round)
-        file.parent.mkdir(exist_ok=True)
-        write_arrays(file, record.global_model, durable=False)
-
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn errors of the disk into one sentence."""
         try:
             yield
         except OSError as error:

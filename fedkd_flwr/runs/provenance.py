@@ -21,8 +21,7 @@ from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.runs.reading import Run
 from fedkd_flwr.runs.recorded import names_of_code
 
-PROJECT = Path(__file__).parents[2]
-"""The Git checkout that this code belongs to, if any."""
+PROJECT = Path(__file__).parents[2]  # the Git checkout that this code belongs to, if any
 
 PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn")
 """Packages whose versions a run records."""
@@ -104,8 +103,7 @@ def _git(*arguments: str) -> str:
         return ""
 
 
-ACCEPTED = "accepted"
-"""Key of ``config.json`` for code with which a finished run counts as made."""
+ACCEPTED = "accepted"  # key of ``config.json`` for code with which a finished run counts as made
 
 
 def digests_of_code(config: Mapping[str, Any]) -> dict[str, str]:
@@ -152,10 +150,7 @@ def changed_code(run: Run, config: Mapping[str, Any]) -> list[str]:
 
 def accept_code(run: Run, config: Mapping[str, Any]) -> None:
     """Record that a finished run counts as made with the code that is here."""
-    accepted = {
-        "code": digests_of_code(config),
-        "versions": {"python": platform.python_version()},
-    }
+    accepted = {"code": digests_of_code(config), "versions": {"python": platform.python_version()}}
     write_json(run.path / "config.json", {**run.description, ACCEPTED: accepted})
 
 

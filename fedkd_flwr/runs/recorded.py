@@ -32,7 +32,6 @@ def recorded_config(run: Run, named: Collection[str] = ()) -> Configuration:
 
 
 def _require_objects(run: Run) -> None:
-    """Refuse a run with Python objects that have to be passed to this process again."""
     strategy = str(run.config["strategy"])
     if NAME.fullmatch(strategy) and strategy not in {**METHODS, **REGISTERED}:
         raise RunDirectoryError(

@@ -15,8 +15,7 @@ from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
 
-NEW = "new_"
-"""Prefix of a round's columns about new clients."""
+NEW = "new_"  # prefix of a round's columns about new clients
 
 COUNTED = ("numbers_up", "numbers_down", "numbers_down_broadcast", "bytes_up", "bytes_down")
 """Traffic columns that are summed over rounds."""
@@ -115,7 +114,6 @@ def _of_newcomers(run: Run) -> Row | None:
 
 
 def _result(row: Row) -> dict[str, float | None]:
-    """Return a round's number and statistics over clients."""
     return {
         name: None if value is None else float(value)
         for name, value in row.items()
@@ -123,8 +121,7 @@ def _result(row: Row) -> dict[str, float | None]:
     }
 
 
-MOST_NAMED = 5
-"""Most failures that a sentence names one by one."""
+MOST_NAMED = 5  # most failures that a sentence names one by one
 
 
 def failed_rounds(run: Run) -> dict[int, tuple[int, int]]:

@@ -76,7 +76,6 @@ def _distinct(configs: Iterable[Settings]) -> list[dict[str, Any]]:
 
 
 def _differing(there: Settings, here: Settings) -> list[str]:
-    """Describe the settings of the sweep that runs in the folder do not share."""
     return [
         f"{key} = {there.get(key)!r} there, {value!r} in this sweep"
         for key, value in here.items()

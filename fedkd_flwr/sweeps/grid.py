@@ -44,17 +44,14 @@ from fedkd_flwr.config.toml_files import close_names, find_sweep, load_toml, rea
 from fedkd_flwr.files import plain_name
 from strategies.core.flower import log
 
-COMBINATIONS = "combinations"
-"""Name of the list of tables in the grid."""
+COMBINATIONS = "combinations"  # name of the list of tables in the grid
 
 Selection = Mapping[str, Scalar | Collection[Scalar]]
 """Some runs of a sweep: those with the value, or one of the values, given for some settings."""
 
 
 def read_sweep(
-    path: str | Path,
-    settings: Mapping[str, Scalar] | None = None,
-    only: Selection | None = None,
+    path: str | Path, settings: Mapping[str, Scalar] | None = None, only: Selection | None = None
 ) -> dict[str, Configuration]:
     """Read a sweep file and validate every run of it."""
     path = sweep_file(path)
@@ -92,52 +89,34 @@ def select_runs(
 ) -> dict[str, Configuration]:
     """Return those runs of a sweep that have one of the values wanted for each setting."""
     read = {name: _read_settings(run) for name, run in configurations.items()}
-    known = {key for own in read.values() for key in own}
-    wanted = {
-        key: _alternatives([values] if isinstance(values, Scalar) else values, key, configurations)
-        for key, values in only.items()
-    }
-    if unknown := [key for key in only if key not in known]:
+    choices = {key: dict.fromkeys(s[key] for s in read.values() if key in s) for key in only}
+    if unknown := [key for key, values in choices.items() if not values]:
         raise ConfigError(f"The runs of the sweep {path} have no setting {', '.join(unknown)}.")
+
+    def has(name: str, key: str, value: Scalar) -> bool:
+        held = read[name].get(key)
+        return held is not None and held in (value, _as_read(configurations[name], key, value))
+
+    def alternatives(key: str, value: Scalar) -> list[Scalar]:
+        # ``local,kt-pfl`` are two; a list of models that a run has is one.
+        is_one = not isinstance(value, str) or any(has(name, key, value) for name in read)
+        return [value] if is_one else [*str(value).split(",")]
+
+    listed = {key: [v] if isinstance(v, Scalar) else v for key, v in only.items()}
+    wanted = {
+        key: [a for v in values for a in alternatives(key, v)] for key, values in listed.items()
+    }
     selected = {
         name: configuration
         for name, configuration in configurations.items()
-        if all(_has(configuration, read[name], key, values) for key, values in wanted.items())
+        if all(any(has(name, key, v) for v in values) for key, values in wanted.items())
     }
     if not selected:
-        choices = {
-            key: dict.fromkeys(own[key] for own in read.values() if key in own) for key in only
-        }
         raise ConfigError(
             f"The sweep {path} has no run with {_in_words(wanted)}; its runs have "
             f"{_in_words(choices)}."
         )
     return selected
-
-
-def _alternatives(
-    values: Iterable[Scalar], key: str, configurations: Mapping[str, Configuration]
-) -> list[Scalar]:
-    """Return wanted values, ``local,kt-pfl`` as two; a list of models that a run has is one."""
-
-    def is_one(value: Scalar) -> bool:
-        if not isinstance(value, str) or "," not in value:
-            return True
-        runs = configurations.values()
-        return any(_has(run, _read_settings(run), key, [value]) for run in runs)
-
-    return [
-        part for value in values for part in ([value] if is_one(value) else str(value).split(","))
-    ]
-
-
-def _has(
-    configuration: Configuration, own: Mapping[str, Scalar], key: str, wanted: Collection[Scalar]
-) -> bool:
-    """Return whether a run has one of some values, which may be written as in the sweep."""
-    if key not in own:
-        return False
-    return own[key] in wanted or own[key] in [_as_read(configuration, key, v) for v in wanted]
 
 
 def _as_read(configuration: Configuration, key: str, value: Scalar) -> Scalar:
@@ -180,12 +159,10 @@ def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
         for key in keys
         if key != "strategy" and len({own[key] for own in settings.values() if key in own}) > 1
     ]
-    return {
-        name: " ".join(
-            [str(own["strategy"]), *(f"{key}={own[key]}" for key in varied if key in own)]
-        )
-        for name, own in settings.items()
+    shown = {
+        n: [f"{key}={own[key]}" for key in varied if key in own] for n, own in settings.items()
     }
+    return {name: " ".join([str(settings[name]["strategy"]), *own]) for name, own in shown.items()}
 
 
 def grid_values(path: str | Path) -> dict[str, list[Scalar]]:
@@ -239,7 +216,6 @@ def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[list[dict[str, A
 
 
 def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """Return the choices of each axis of a grid."""
     axes = [_choices(path, name, values) for name, values in flatten(grid).items()]
     names = [name for choices in axes for name in {key for choice in choices for key in choice}]
     for name in names:
@@ -249,7 +225,6 @@ def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:
-    """Return the settings that one axis of the grid chooses from."""
     if not isinstance(values, list) or not values:
         raise ConfigError(f"The sweep {path} needs a list of values for {name}.")
     if name != COMBINATIONS:
@@ -265,7 +240,6 @@ def _merged(choices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
-    """Name the sweep and the run in a `ConfigError`."""
     try:
         yield
     except ConfigError as error:
@@ -276,16 +250,10 @@ def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
 def _log_overrides(
     path: Path, runs: Iterable[Mapping[str, Any]], settings: Mapping[str, Scalar]
 ) -> None:
-    """Log which settings of the caller replace what the grid varies."""
     varied = {name for run in runs for name in run}
     for name in sorted(varied & settings.keys()):
-        log(
-            WARNING,
-            "%s = %s holds for every run and replaces the values in the sweep %s",
-            name,
-            settings[name],
-            path,
-        )
+        told = "%s = %s holds for every run and replaces the values in the sweep %s"
+        log(WARNING, told, name, settings[name], path)
 
 
 def _require_same_place(path: Path, one: Configuration, other: Configuration) -> None:

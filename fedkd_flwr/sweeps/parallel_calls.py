@@ -16,8 +16,7 @@ from fedkd_flwr.config import ConfigError
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-POLL_SECONDS = 0.5
-"""Interval at which the progress of the calls is read."""
+POLL_SECONDS = 0.5  # interval at which the progress of the calls is read
 
 OBJECT_STORE_BYTES = 100_000_000
 """Memory that Ray may share between processes; items and outcomes are small."""
@@ -96,7 +95,6 @@ def _require_room(cpus: int, gpus: float) -> None:
 
 
 def _outcome(reference: Any) -> Any:
-    """Return the result of a call, or the error of Ray."""
     import ray
 
     try:

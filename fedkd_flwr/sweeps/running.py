@@ -77,15 +77,12 @@ class SweepRun:
         """Planned rounds."""
         return self.configuration.run.plan.num_server_rounds
 
-    @property
-    def threads(self) -> int:
-        """Its number of threads; 0 leaves the choice to PyTorch."""
-        return self.configuration.run.torch_threads
-
     def with_threads(self, threads: int) -> "SweepRun":
         """Return the run with a number of threads, unless it sets one."""
-        configuration = self.configuration.with_run(torch_threads=self.threads or threads)
-        return replace(self, configuration=configuration)
+        own = self.configuration.run.torch_threads
+        return replace(
+            self, configuration=self.configuration.with_run(torch_threads=own or threads)
+        )
 
     def progress(self, state: State, run: Run | None = None, **details: Any) -> "SweepProgress":
         """Return an event of the run."""
@@ -191,7 +188,8 @@ def run_sweep(
     _require_writable_folders(folder, () if save_models else configurations.values())
     planned = _plan(configurations, folder, engine, save_models)
     if cpus_per_run or jobs > 1:
-        cpus_per_run = cpus_per_run or max(1, *(run.threads for run in planned))
+        of_runs = (run.configuration.run.torch_threads for run in planned)
+        cpus_per_run = cpus_per_run or max(1, *of_runs)
         planned = [run.with_threads(cpus_per_run) for run in planned]
     tell = on_run or _warn_of_failure
     listen = on_round or (lambda name, row: None)
@@ -238,7 +236,6 @@ def _warn_of_failure(progress: SweepProgress) -> None:
 
 
 def _require_writable_folders(folder: Path, configurations: Iterable[Configuration]) -> None:
-    """Refuse a folder of runs, or folders of models of some runs, that cannot be written."""
     require_writable(folder, "folder of the runs")
     for models_dir in {configuration.run.models_dir for configuration in configurations}:
         if models_dir:
@@ -283,7 +280,6 @@ def _continued(run: SweepRun, on_round: OnRound | None) -> bool:
 def _in_parallel(
     runs: Iterable[SweepRun], jobs: int, cpus: int, gpus: float, listen: SweepListener
 ) -> EndedRuns:
-    """Do runs in parallel processes; their rounds are read from their directories."""
     seen: dict[str, int] = {}
 
     def read_rounds(running: Collection[SweepRun]) -> None:
@@ -316,7 +312,6 @@ def _check_jobs(jobs: int, engine: str, configurations: Iterable[Configuration])
 def _plan(
     configurations: Mapping[str, Configuration], folder: Path, engine: str, save_models: bool
 ) -> list[SweepRun]:
-    """Return the runs with the folders that they write to."""
     total = len(configurations)
     labels = run_labels(configurations)
     return [
@@ -339,15 +334,13 @@ def _plan(
 
 
 def _models_folder(configuration: Configuration, run_directory: Path, save_models: bool) -> str:
-    """Return the folder where one run saves its models; no other run writes there."""
     if save_models:
         return str(run_directory / "models")
     shared = configuration.run.models_dir
     return str(absolute(shared) / run_directory.name) if shared else ""
 
 
-SWEEP = "sweep.toml"
-"""The file beside the runs, which `run_sweep` and ``fedkd sweep`` read too."""
+SWEEP = "sweep.toml"  # the file beside the runs, which `run_sweep` and ``fedkd sweep`` read too
 
 
 def sweep(
@@ -409,6 +402,5 @@ def _values(name: str, values: Iterable[Any]) -> list[Any]:
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return run config values as `fedkd_flwr.run` reads them, with paths as text."""
     named = name_objects({kebab_case(name): value for name, value in settings.items()})
     return {key: str(v) if isinstance(v, Path) else v for key, v in named.items()}

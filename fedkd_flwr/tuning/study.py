@@ -38,8 +38,7 @@ from strategies.core.flower import log
 from strategies.core.metrics import GRADIENT_STEPS
 from strategies.core.plan import sample_clients
 
-BRACKET = 8
-"""Trials of a full bracket."""
+BRACKET = 8  # trials of a full bracket
 
 EARLY_RUNGS = ((Fraction(1, 18), Fraction(5, 8)), (Fraction(7, 18), Fraction(3, 5)))
 """Share of the rounds at which a bracket is judged, and share of its trials that continue.
@@ -84,8 +83,7 @@ def largest_bracket(continuing: Sequence[Fraction], costs: Sequence[float], left
     return next((size for size in sizes if bracket_cost(size, continuing, costs) <= left), 0)
 
 
-BASELINE = "local"
-"""Training alone, which is always a possible answer."""
+BASELINE = "local"  # training alone, which is always a possible answer
 
 
 def steps_of_local(settings: Mapping[str, Any], seed: int) -> int:
@@ -114,8 +112,7 @@ def _steps_of_round(run: RunConfig, partition_id: int) -> int:
 WIDEN_AFTER = 1 / 2
 """Share of the budget after which ranges are widened whose edge holds the best value."""
 
-FILE = "study.db"
-"""SQLite file of a study, in the method's folder."""
+FILE = "study.db"  # SQLite file of a study, in the method's folder
 
 SETTINGS, BUDGET, BRACKETS, WIDENED = "settings", "budget", "brackets", "widened"
 """Attributes of a study: what all trials share, its budget, the sizes of its brackets so far, and
@@ -238,7 +235,6 @@ class MethodSearch:
     # ---- The budget ------------------------------------------------------------------
 
     def _affordable(self, study: Study) -> int:
-        """Return the size of the largest bracket for which the budget has steps left."""
         trials = study.get_trials(deepcopy=False)
         costs: list[float] = []
         for rung in self.rungs:
@@ -308,7 +304,6 @@ class MethodSearch:
     def _accuracy_at(
         self, study: Study, number: int, chosen: Mapping[str, Scalar], rung: int, is_first: bool
     ) -> float | None:
-        """Return a trial's accuracy at a rung; None if it failed or the budget is used up."""
         trial = study.get_trials(deepcopy=False)[number]
         if result := _result_at(trial, rung):
             return float(result[ACCURACY])
@@ -343,9 +338,7 @@ def steps_taken(trials: Iterable[FrozenTrial]) -> int:
 
 
 def _result_at(trial: FrozenTrial, rung: int) -> dict[str, Any]:
-    """Return what was recorded when a trial reached a rung; empty if it did not."""
-    result: dict[str, Any] = trial.user_attrs.get(str(rung), {})
-    return result
+    return trial.user_attrs.get(str(rung), {})
 
 
 def _reopened(study: Study, trial: FrozenTrial) -> Trial:

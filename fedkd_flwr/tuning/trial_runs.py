@@ -18,12 +18,7 @@ from fedkd_flwr.runs import (
     remove_checkpoint,
 )
 from fedkd_flwr.runs.provenance import changed_code
-from fedkd_flwr.sweeps.folder import (
-    finished_run,
-    move_aside,
-    rounds_to_continue_from,
-    run_with,
-)
+from fedkd_flwr.sweeps.folder import finished_run, move_aside, rounds_to_continue_from, run_with
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 
 

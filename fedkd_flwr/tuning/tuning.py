@@ -21,40 +21,18 @@ from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from fedkd_flwr.tuning.space import search_space
 from fedkd_flwr.tuning.study import BASELINE, MethodSearch, best_trial, steps_of_local, steps_taken
 
-SWEEP_FILE = "chosen.toml"
-"""Sweep of the chosen settings, in the folder of a tuning."""
-
-PATHS = (*DATA, "data-root", "models-dir", "state-dir")
-"""Settings that may hold a path."""
+SWEEP_FILE = "chosen.toml"  # sweep of the chosen settings, in the folder of a tuning
+PATHS = (*DATA, "data-root", "models-dir", "state-dir")  # settings that may hold a path
 
 
 @dataclass(frozen=True)
 class Tuned:
     """What the search for one method found.
 
-    Attributes
-    ----------
-    strategy : str
-        Name of the method.
-    settings : dict
-        The best settings, by their flat keys.
-    accuracy : float
-        Mean validation accuracy over clients and tuning seeds, part of 1.
-    low, high : float
-        95% Wilson interval of this accuracy, with the number of samples that measure it as
-        precisely as the clients' own, which count alike whatever their sizes. It says how
-        precisely validation samples measure, not how seeds vary.
-    trials, stopped, failed : int
-        Trials done; those that successive halving stopped early; those that failed.
-    steps, budget : int
-        Gradient steps of all trials and seeds together, and how many there might have been.
-    run_steps : int
-        Gradient steps of all clients in a run with the best settings, mean over seeds, with
-        fine-tuning before the last evaluation.
-    bytes : int
-        What the best settings exchange in a run, up and down.
-    notes : list of str
-        A sentence on each range that was widened, and on each best value still at an edge.
+    `low` and `high` are a 95% Wilson interval of the mean validation accuracy over clients and
+    seeds. It says how precisely validation samples measure, not how seeds vary. `steps` are those
+    of all trials and seeds, of a `budget`; `run_steps` and `bytes` those of a run with the best
+    settings.
     """
 
     strategy: str
@@ -131,7 +109,6 @@ def tune(
 
 
 def _values_of_trials(configuration: Configuration) -> dict[str, Scalar]:
-    """Return the flat run config that all trials of a method share."""
     values = with_absolute_folders(configuration.without_unread()).flat()
     own_folders: dict[str, Scalar] = {"models-dir": "", "state-dir": "", "keep-best": False}
     return {**values, "evaluated-split": "validation", **own_folders}
@@ -157,7 +134,6 @@ def _checked(settings: Mapping[str, Any], name: str) -> Configuration:
 
 
 def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
-    """Run the searches, and yield each method whose search has ended."""
     if jobs == 1:
         for search in searches:
             search.run()
@@ -172,7 +148,6 @@ def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
 
 
 def _tuned(search: MethodSearch) -> Tuned:
-    """Return what a finished search found."""
     trials = search.study().get_trials(deepcopy=False)
     ended = [trial for trial in trials if trial.state.is_finished()]
     best = best_trial(ended)
@@ -225,7 +200,6 @@ def _interval(accuracy: float, runs: Sequence[Run]) -> tuple[float, float]:
 
 
 def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
-    """Note a choice among one, widened ranges, and best values that still lie at an edge."""
     study = search.study()
     space = search.space(study)
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
@@ -249,13 +223,11 @@ def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
 
 
 def _with_whole_paths(settings: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
-    """Return settings whose data are found from any folder."""
     whole = with_absolute_folders(configuration).flat()
     return {key: whole[key] if key in PATHS else value for key, value in settings.items()}
 
 
 def _sweep_text(settings: Mapping[str, Any], found: Iterable[Tuned], seeds: Iterable[int]) -> str:
-    """Return a sweep file of the chosen settings."""
     shared = {key: value for key, value in settings.items() if key not in ("strategy", "seed")}
     combinations = [{"strategy": tuned.strategy, **tuned.settings} for tuned in found]
     content = {"base": shared, "grid": {"seed": list(seeds), "combinations": combinations}}
