@@ -164,13 +164,6 @@ def test_layers_of_any_dimension_get_fresh_statistics(layer, shape):
     torch.testing.assert_close((model[0].running_mean, model[0].running_var), expected)
 
 
-def test_without_running_statistics_there_is_no_pass_over_the_data():
-    model, passes = nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False)), []
-    model.register_forward_hook(lambda *_: passes.append(1))
-    refresh_statistics(model, torch.randn(60, 2, 3, 3))
-    assert not passes
-
-
 @pytest.mark.parametrize("strategy", ["ditto", "pfedme"])
 @pytest.mark.parametrize("statistics", ["fresh", "kept"])
 def test_the_global_model_is_evaluated_with_the_same_statistics(strategy, statistics, small):

@@ -12,11 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from environments import new_environment, output_of
 from flwr.cli.app_cmd.publish import _validate_description, _validate_files
 from flwr.cli.build import build_fab_from_files
 from flwr.cli.utils import filter_paths_for_publish
-from processes import app_folder
+from processes import app_folder, new_environment, output_of
 from test_engines import assert_same_numbers
 
 import fedkd_flwr
@@ -169,13 +168,14 @@ def test_the_quick_start_runs_from_the_wheel(tmp_path):
     folder = tmp_path / "elsewhere"
     folder.mkdir()
 
-    output_of([shutil.which("uv"), "build", "--wheel", "--out-dir", tmp_path / "dist"], ROOT, env)
+    uv = shutil.which("uv")
+    output_of(uv, "build", "--wheel", "--out-dir", tmp_path / "dist", env=env, cwd=ROOT)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     python = new_environment(tmp_path / "venv", wheel)
     where = "import fedkd_flwr, strategies; print(fedkd_flwr.__file__)"
-    assert output_of([python, "-c", where], folder, env).startswith(str(tmp_path / "venv"))
+    assert output_of(python, "-c", where, env=env, cwd=folder).startswith(str(tmp_path / "venv"))
     fedkd = python.with_name("fedkd")
-    assert "digits-quick" in output_of([fedkd, "list", "sweeps"], folder, env)
+    assert "digits-quick" in output_of(fedkd, "list", "sweeps", env=env, cwd=folder)
 
     (folder / "my_network.py").write_text(OWN_MODEL)
     part = ["--only", "seed=0", "--only", "strategy=local", "--only", "strategy=kt-pfl"]
@@ -188,7 +188,7 @@ def test_the_quick_start_runs_from_the_wheel(tmp_path):
     # A program elsewhere, as `fedkd` is: the own model is found in the working directory.
     program = tmp_path / "all_commands.py"
     program.write_text(ALL_COMMANDS.format(commands=commands))
-    printed = output_of([python, program], folder, env)
+    printed = output_of(python, program, env=env, cwd=folder)
     assert "kt-pfl: accuracy on each client's own test split" in printed
     assert list((folder / "runs").glob("*/summary.json"))
     assert "| kt-pfl |" in printed

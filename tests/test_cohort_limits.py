@@ -425,14 +425,3 @@ def test_the_memory_order_of_models_does_not_change_results(order):
     found = list(predict_together([PredictJob(model, images) for model in laid_out]))
     assert_same_weights(laid_out, apart)
     torch.testing.assert_close(found, [other(images).detach() for other in apart])
-
-
-def test_a_larger_cohort_gets_new_adjacent_models():
-    prepare_adjacent(MLP, 2)
-    few = filled([borrow(MLP) for _ in range(2)])
-    prepare_adjacent(MLP, 3)
-    more = filled([borrow(MLP) for _ in range(3)])
-    assert adjacent_parameters(more) is not None
-    assert not {id(model) for model in few} & {id(model) for model in more}
-    give_back(few[0])  # from before: another client may still have it
-    assert borrow(MLP) is few[0]

@@ -161,16 +161,6 @@ def test_the_head_is_the_layer_that_returns_the_logits():
     torch.testing.assert_close(plain(samples), logits)
 
 
-def test_whole_numbers_are_as_they_were_built_for_the_next_client():
-    architecture = Architecture(f"{HERE}:HeadFirst", (1, 2, 2), 3, SearchSpace(), "cpu")
-    model = borrow(architecture)
-    model.order.zero_()
-    give_back(model)
-    again = borrow(architecture)
-    assert again is model
-    assert again.order.tolist() == [4, 3, 2, 1, 0]
-
-
 def test_buffers_outside_the_state_dict_are_as_they_were_built_for_the_next_client():
     architecture = Architecture(f"{HERE}:Drifting", (1, 2, 2), 3, SearchSpace(), "cpu")
     model = borrow(architecture)

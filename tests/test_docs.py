@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from environments import new_environment, output_of
 from markdown.extensions import toc
+from processes import new_environment, output_of
 
 import fedkd_flwr
 from fedkd_flwr.methods import METHODS, REGISTERED
@@ -165,7 +165,7 @@ def test_the_comparison_of_the_tutorial_works_in_a_clone(tmp_path):
     env["PATH"] = os.pathsep.join(p for p in env["PATH"].split(os.pathsep) if p != programs)
     # `uv run` takes the environment as it is; CI has made one for this project with `uv run`.
     env["UV_NO_SYNC"] = "1"
-    printed = output_of(" && ".join(map(str.strip, commands)), clone, env, shell=True)
+    printed = output_of("bash", "-c", " && ".join(map(str.strip, commands)), env=env, cwd=clone)
     rows = set(re.findall(r"^\| (\S+) \|", printed, re.MULTILINE))
     assert {"kt-pfl", "my_method:mine", "local"} <= rows
     assert list((clone / "figures").glob("*.png"))

@@ -13,7 +13,6 @@ from test_comparison import write_lines
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.groups import new_client_accuracies
 from fedkd_flwr.analysis.shown_models import at_best_models, showing
 from fedkd_flwr.export import read_card
 from fedkd_flwr.methods import METHODS
@@ -208,19 +207,6 @@ def test_a_moment_that_some_clients_lack_is_not_shown(small, tmp_path):
     compared = compare(tmp_path, best_evaluation=True)
     assert list(compared.groups) == ["fedavg"]
     assert "trained_accuracy" not in compared.table
-
-
-def test_what_only_the_first_moment_has_is_not_shown_at_the_second(small, tmp_path):
-    changes = {"partition": "two-classes", "models": "mlp", "new-clients": 0.25}
-    settings = {**small, **changes, "measures": "classes", "strategy": "fedavg"}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "fedavg")
-    assert len(new_client_accuracies(run)) == 1 and "class_7_total" in run.clients
-    other = showing(run, "trained")
-    assert new_client_accuracies(other).empty
-    assert not [name for name in other.clients if name.startswith(("class_", "held_"))]
-    results = compare(tmp_path, best_evaluation=True).results
-    assert results["method"].tolist() == ["fedavg, after local training"]
-    assert "new_accuracy" not in results
 
 
 # ---- Evaluations of a sample of clients ----------------------------------------------

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import math
 import shutil
 
 import numpy as np
@@ -17,7 +16,6 @@ from helpers import image_rows, run_with, write_image_folder, write_parquet
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.engines import InProcessGrid
-from fedkd_flwr.engines.doctor import check_node
 from fedkd_flwr.grids import FastPollingGrid, SimulationGrid
 from fedkd_flwr.memory import round_of
 from fedkd_flwr.runs import read_checkpoint
@@ -384,24 +382,3 @@ def test_names_of_labels_come_from_the_metadata_of_a_table(tmp_path):
     assert turned == digits[::-1]
     plain = write_parquet(tmp_path / "plain.parquet", *images_of(SILOS, 0))
     assert class_names(str(plain), 10) == []
-
-
-def test_a_silo_without_names_takes_part(silos, small, tmp_path):
-    numbered = write_image_folder(tmp_path / "numbered", *images_of(SILOS, 2))
-    folders = [silos[0], silos[1], numbered]
-    nodes = {n: {"data-path": str(folder)} for n, folder in enumerate(folders)}
-    settings = {**small, **SILOS, "models": "mlp", "num-server-rounds": 1}
-    run, _ = run_with(client_app, settings, tmp_path / "run", node_configs=nodes)
-    assert set(run.clients["partition_id"]) == {0, 1, 2}
-
-
-def test_the_doctor_lists_the_names(silos, small):
-    settings = {**small, **SILOS, "models": "mlp"}
-    node = {"client-split": settings["client-split"], "epsilon-budget": math.inf}
-    texts = [
-        next(found.text for found in check_node(settings, node) if found.check == "data")
-        for node in ({**node, "partition-id": n, "data-path": str(silos[n])} for n in (0, 1, 2))
-    ]
-    assert "0 (Ankle boot): " in texts[0] and "9 (ankle-boot): " in texts[2]
-    hashes = [text.partition("classes-hash ")[2][:64] for text in texts]
-    assert len(hashes[0]) == 64 and hashes[0] == hashes[1] != hashes[2]

@@ -166,15 +166,6 @@ def test_gain_over_local_has_a_point_per_client_and_seed(comparison):
     assert any(f"{share:.0%} above local" in text.get_text() for text in axes.get_yticklabels())
 
 
-def test_figures_name_another_reference(runs):
-    compared = compare(runs.values(), against="kt-pfl")
-    axes = main_axes(plots.plot_gain_over_local(compared))
-    assert axes.get_xlabel() == "Gain in accuracy over kt-pfl, in points"
-    assert all("above kt-pfl" in text.get_text() for text in axes.get_yticklabels())
-    names = figures_in(compared)
-    assert "gain over kt-pfl" in names and "gain over local" not in names
-
-
 def test_sharing_rows_are_receivers_and_columns_givers_ordered_by_labels(runs):
     run = runs["kt-pfl", 0]
     axes = main_axes(plots.plot_sharing(run, server_round=2))
