@@ -273,23 +273,6 @@ def test_an_invalid_or_second_name_is_left_out_and_its_silo_is_not(caplog):
     assert "client 2 gives the name '../x'" in caplog.text
 
 
-def test_names_reach_the_log_and_the_rows_of_a_run(small, tmp_path, caplog):
-    def app(message, context):
-        reply = client_app(message, context)
-        config = message.content.config_records["config"]
-        if config["phase"] == "train" and context.node_config["partition-id"] == 1:
-            raise RuntimeError("its disk is full")
-        return reply
-
-    settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 1}
-    names = {0: {"name": "uke"}, 1: {"name": "Charité"}}
-    run, _ = run_with(app, settings, tmp_path / "run", node_configs=names)
-    assert "client 1 (Charité), it failed: RuntimeError: its disk is full" in caplog.text
-    named = run.clients.set_index("partition_id")["name"]
-    assert (named[0], named[1]) == ("uke", "Charité")
-    assert named[[2, 3]].isna().all()
-
-
 def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(
     small, tmp_path, monkeypatch
 ):

@@ -170,17 +170,6 @@ def test_under_local_a_new_client_gets_the_model_of_a_participant(small, tmp_pat
     assert rows["loss"].to_dict() == first["loss"][rows.index].to_dict()
 
 
-def test_models_of_new_clients_are_exported(small, tmp_path):
-    flat = settings_for("kt-pfl", small, **{"models-dir": str(tmp_path / "models")})
-    flat |= {"keep-best": True}
-    run = fedkd_flwr.run(flat, output_dir=tmp_path / "run")
-    (row,) = run.table(NEW_CLIENTS).to_dict("records")
-    card = json.loads((tmp_path / "models" / f"{row['partition_id']}.json").read_text())
-    assert card["metrics"]["correct"] == row["correct"]
-    kept = {path.name for path in (tmp_path / "models").glob("round-*/*.safetensors")}
-    assert f"{row['partition_id']}.safetensors" not in kept
-
-
 def test_privacy_loss_of_new_clients_is_counted(small, tmp_path):
     noise = {
         "soft-predictions.clip-norm": 1.0,

@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 from helpers import Witness, run_with
@@ -26,7 +25,6 @@ ROUND_COLUMNS = [
     "seconds_evaluate",
 ]  # fmt: skip
 SOFT = [name for name, method in METHODS.items() if method.record.family == "soft predictions"]
-AVERAGING = ["fedavg", "fedavg-ft", "persfl", "persfl-gd"]
 
 
 def run(small, tmp_path, name="run", **changes):
@@ -89,18 +87,6 @@ def test_soft_prediction_methods_never_send_weights(strategy, small, tmp_path):
     assert not {shape for _, shape in sent} & weights
 
 
-def test_partial_participation_samples_and_evaluates_everybody(small, tmp_path):
-    changes = {"fraction-train": 0.5, "num-server-rounds": 4}
-    finished = run(small, tmp_path, strategy="kt-pfl", **changes)
-    assert (finished.rounds["replies"] == 2).all()
-    sampled = finished.clients[finished.clients["numbers_up"] > 0]
-    assert set(sampled["partition_id"]) > {sampled["partition_id"].iloc[0]}
-    assert finished.clients.groupby("round")["accuracy"].count().tolist() == [4] * 4
-    coefficients = finished.matrices["coefficients"]
-    assert coefficients.shape == (4, 4, 4)
-    np.testing.assert_allclose(coefficients.sum(axis=2), 1)
-
-
 def test_validation_round_is_chosen_on_validation_data(small, tmp_path):
     finished = run(small, tmp_path, strategy="local", **{"num-server-rounds": 4})
     chosen = finished.summary["validation_round"]
@@ -137,22 +123,6 @@ def test_a_folder_of_runs_is_refused_as_output_dir(small, tmp_path):
     with pytest.raises(OSError, match="is a folder of runs, such as run; choose a new folder"):
         run(small, tmp_path, ".", strategy="local", models="mlp")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.parametrize("strategy", AVERAGING)
-def test_averaging_methods_send_the_mean_weighted_by_samples(strategy, small, tmp_path):
-    witness = Witness()
-    changes = {"strategy": strategy, "models": "mlp", "partition": "dirichlet"}
-    finished, _ = run_with(witness, small, tmp_path / "run", **changes)
-    sizes = finished.clients[finished.clients["round"] == 1]["num_examples"].to_numpy()
-    assert len(sizes) == 4 and len(set(sizes)) > 1
-    trained = [witness.up[1, "train", n]["weights"] for n in range(4)]
-    expected = np.average(trained, axis=0, weights=sizes)
-    for n in range(4):
-        first, second = (witness.down[t, "train", n]["weights"] for t in (1, 2))
-        np.testing.assert_array_equal(first, witness.down[1, "train", 0]["weights"])
-        np.testing.assert_allclose(second, expected, rtol=1e-5, atol=1e-6)
-        assert not np.array_equal(first, second)
 
 
 def test_the_columns_say_how_far_knowledge_moves_the_weights(small, tmp_path):

@@ -11,7 +11,6 @@ import pytest
 import sklearn.datasets
 import torch
 from helpers import image_rows, png, write_image_folder, write_parquet
-from PIL import Image
 from sklearn.datasets import load_wine
 
 import fedkd_flwr
@@ -95,16 +94,6 @@ def test_gray_sets_decode_color_files_to_one_channel(tmp_path):
     assert images.shape == (4, 1, 28, 28)  # resized as well: the files have 32x32 pixels
 
 
-def test_files_of_any_mode_are_decoded(tmp_path):
-    """Palettes, transparency and one-bit images, as people have them in folders."""
-    (tmp_path / "0").mkdir()
-    for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
-        Image.new(mode, (28, 28), 1).save(tmp_path / "0" / f"{mode}.png")
-    (tmp_path / "0" / "notes.txt").write_text("no image")
-    for shape in ((1, 28, 28), (3, 28, 28)):
-        assert load_node_data(tmp_path, shape, 1).images.shape == (6, *shape)
-
-
 def test_unreachable_hub_names_the_way_out(monkeypatch):
     def load_dataset(hub_id):
         raise ConnectionError("no network")
@@ -177,15 +166,6 @@ def test_own_folder_by_name_needs_every_class(tmp_path):
         load_node_data(folder, (3, 32, 32), 3)
     (folder / "ape").mkdir()  # an empty folder keeps the numbering of the others
     assert load_node_data(folder, (3, 32, 32), 3).labels.tolist() == [1, 2]
-
-
-def test_own_data_must_exist_and_fit(tmp_path):
-    with pytest.raises(DataError, match="there is no folder or Parquet file at"):
-        load_node_data(tmp_path / "nowhere", (1, 28, 28), 10)
-    with pytest.raises(DataError, match="has no folders"):
-        load_node_data(tmp_path, (1, 28, 28), 10)
-    with pytest.raises(DataError, match="holds classes 11 to 11, allowed are 0 to 9"):
-        load_node_data(own_folder(tmp_path, ["11"]), (1, 28, 28), 10)
 
 
 # ---- Tables and folders whose parts differ, or in which images are missing -----------
