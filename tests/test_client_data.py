@@ -85,17 +85,6 @@ def test_alternatives_are_drawn_per_client_and_the_rest_is_unused():
     assert {(validation, test) for _, validation, test in sizes} == {(10, 50)}
 
 
-def test_split_depends_on_seed_and_client_alone():
-    labels = np.repeat(np.arange(5), 20)
-
-    def train(seed, partition_id):
-        return split_client(labels, "75/0/25", seed, partition_id)[0].tolist()
-
-    assert train(0, 0) == train(0, 0)
-    assert train(0, 0) != train(0, 1)
-    assert train(0, 0) != train(1, 0)
-
-
 @pytest.mark.parametrize(
     "fractions",
     ["", "75/25", "80/20/10", "40|90/10/10", "a/b/c", "0/50/50", "50/50/0", "50/-5/5", "5/5/5/5"],

@@ -145,20 +145,6 @@ def test_predictions_do_not_depend_on_their_batches(name, monkeypatch):
         torch.testing.assert_close([*alone, *together], [*whole, *whole], rtol=0, atol=1e-5)
 
 
-def test_predictions_on_shared_and_on_private_images():
-    models = models_of("mlp")
-    shared = torch.randn(30, 1, 28, 28)
-    own = [torch.randn(n, 1, 28, 28) for n in SIZES]
-    for images in ([shared] * 3, own):
-
-        def client(position, images=images):
-            return result_of(PredictJob(models[position], images[position]))
-
-        together = run_together([partial(client, position) for position in range(3)], "cpu")
-        for position, logits in enumerate(together):
-            torch.testing.assert_close(logits, client(position), rtol=1e-5, atol=1e-5)
-
-
 def test_jobs_that_run_alone():
     """Jobs in which one client's results would depend on the others in its cohort."""
     model = models_of("mlp")[0]

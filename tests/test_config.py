@@ -14,8 +14,6 @@ import fedkd_flwr
 from fedkd_flwr.cli import app, output
 from fedkd_flwr.config import (
     ALL_CONNECTED,
-    DATA_KEYS,
-    KEYS_WITHOUT_EFFECT,
     ConfigError,
     flatten,
     known_names,
@@ -98,17 +96,6 @@ def test_a_path_object_is_accepted_as_a_folder(small, tmp_path):
         str(tmp_path),
     ]
     assert list((tmp_path / "models").glob("*.safetensors"))
-
-
-def test_what_defines_a_comparison_follows_from_the_slices():
-    assert {"dataset", "alpha", "classes-per-client", "num-clients"} <= set(DATA_KEYS)
-    assert {"data-root", "device", "round-timeout", "resume"} <= set(KEYS_WITHOUT_EFFECT)
-    assert not set(DATA_KEYS) & set(KEYS_WITHOUT_EFFECT)
-    assert not {"strategy", "seed", "learning-rate", "models", "public-size"} & {
-        *DATA_KEYS,
-        *KEYS_WITHOUT_EFFECT,
-    }
-    assert {*DATA_KEYS, *KEYS_WITHOUT_EFFECT} < set(known_names())
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -79,16 +79,6 @@ def test_a_finished_run_keeps_only_the_memory_of_its_last_round(local, tmp_path)
     assert kept == ["round-000003.safetensors", "server.safetensors"]
 
 
-def test_a_moved_run_can_be_continued_twice(local, tmp_path):
-    whole = fedkd_flwr.run(local, output_dir=tmp_path / "whole", num_server_rounds=3)
-    fedkd_flwr.run(local, output_dir=tmp_path / "run")
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    moved = (tmp_path / "run").rename(tmp_path / "moved")
-    longer = fedkd_flwr.resume(moved, num_server_rounds=3)
-    same_rounds(longer, whole)
-    assert [note["after_round"] for note in longer.description["continued"]] == [1, 2]
-
-
 def test_seconds_are_summed_over_continuations(local, tmp_path):
     fedkd_flwr.run(local, output_dir=tmp_path / "run", num_server_rounds=8)
     longer = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=9)

@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, methods_with
 from fedkd_flwr.custom_objects.importing import HELD
-from fedkd_flwr.models.estimators import EstimatorModel, weighted_rows
+from fedkd_flwr.models.estimators import weighted_rows
 
 ROOT = Path(__file__).parents[1]
 FOREST = "sklearn.ensemble:RandomForestClassifier"
@@ -88,14 +88,6 @@ def test_soft_labels_become_weighted_rows():
     _, labels, weights = weighted_rows(samples, probabilities, top=2)
     assert labels.tolist() == [0, 1, 2]
     torch.testing.assert_close(weights, torch.tensor([0.625, 0.375, 1.0]))
-
-
-def test_a_stored_estimator_predicts_the_same():
-    model, again = EstimatorModel(GaussianNB, classes=3), EstimatorModel(GaussianNB, classes=3)
-    samples = torch.from_numpy(np.random.default_rng(0).normal(size=(30, 2))).float()
-    model.fit(samples, torch.arange(30) % 3, torch.ones(30))
-    again.load_state_dict(model.state_dict())
-    torch.testing.assert_close(again(samples), model(samples), rtol=0, atol=0)
 
 
 def scaled(smoothing=1e-9):

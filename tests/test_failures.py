@@ -255,16 +255,6 @@ def test_an_invalid_number_in_a_nodes_config_is_reported(node_config, sentence, 
         read_node({**TRUSTED_NODE, **node_config}, read_config(small).run)
 
 
-def test_what_clients_report_of_their_training_is_recorded(small, tmp_path):
-    run = fedkd_flwr.run({**small, "strategy": "kt-pfl"}, output_dir=tmp_path / "run")
-    last = run.clients[run.clients["round"] == 2]
-    for column in ("train_loss", "distillation_loss"):
-        assert last[column].notna().all()
-        assert run.rounds[f"{column}_mean"].iloc[-1] == pytest.approx(last[column].mean())
-    run = fedkd_flwr.run({**small, "strategy": "perfed-ckt"}, output_dir=tmp_path / "ckt")
-    assert set(run.clients.query("round == 2")["cluster"]) <= {0.0, 1.0, 2.0}
-
-
 def test_an_unmet_setting_is_logged(small, tmp_path, logged):
     changes = {"strategy": "local", "models": "mlp", "num-server-rounds": 1}
     changes |= {"samples-per-class": 300, "data-root": str(tmp_path)}

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import logits as logits_of
-from helpers import breaking, client_of, run_with
-from torch import nn
-from torch.nn import functional
-from two_clients import (
+from by_hand import (
     CHANGES,
     assert_same_models,
     returned_weights,
     sizes_of,
     witnessed,
 )
+from by_hand import logits as logits_of
+from helpers import breaking, client_of, run_with
+from torch import nn
+from torch.nn import functional
 
 AS_FML = {"fedapen.adaptability-share": 0.0, "fedapen.ensemble-weight": 0.0}
 """Settings with which both models learn as in FML, at twice its rate."""

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import trained
-from helpers import client_of
-from two_clients import (
+from by_hand import (
     BODY,
     CHANGES,
     assert_rounds,
     gradient,
     loss_on_test_data,
+    trained,
     training_data,
     witnessed,
 )
+from helpers import client_of
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedbabu import body_loss, head_loss

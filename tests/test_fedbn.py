@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import CHANGES, assert_rounds, training_data, witnessed
 from torch import nn
 from torch.nn import functional
-from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
 from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, model_vectors
 from strategies.core.declarations import WITHOUT_BATCH_NORM

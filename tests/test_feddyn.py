@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from two_clients import (
+from by_hand import (
     CHANGES,
     assert_same_models,
     gradient,

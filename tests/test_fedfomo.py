@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import trained
-from helpers import client_of
-from two_clients import (
+from by_hand import (
     CHANGES,
     loss_of,
+    trained,
     training_data,
     witnessed,
 )
+from helpers import client_of
 
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from strategies.core.randomness import random_generator

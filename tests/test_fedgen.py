@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import parts_of
+from by_hand import CHANGES, parts_of, returned_weights, witnessed
 from helpers import breaking, client_of, replacing, run_with
 from torch import nn
 from torch.nn import functional
-from two_clients import CHANGES, returned_weights, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.training.feature_generator import draws, generator_loss

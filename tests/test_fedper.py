@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import trained
+from by_hand import (
+    BODY,
+    CHANGES,
+    assert_rounds,
+    loss_on_test_data,
+    trained,
+    training_data,
+    witnessed,
+)
 from helpers import client_of
 from torch import nn
-from two_clients import BODY, CHANGES, assert_rounds, loss_on_test_data, training_data, witnessed
 
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.layers import head_of

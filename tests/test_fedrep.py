@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import client_of
-from torch import nn
-from two_clients import (
+from by_hand import (
     BODY,
     CHANGES,
     assert_rounds,
@@ -14,6 +12,8 @@ from two_clients import (
     training_data,
     witnessed,
 )
+from helpers import client_of
+from torch import nn
 
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.vectors import model_vectors

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from by_hand import TWO_CLIENTS, trained, training_data
-from two_clients import witnessed
+from by_hand import TWO_CLIENTS, trained, training_data, witnessed
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan

@@ -309,15 +309,6 @@ def test_a_run_with_newcomers_can_be_extended_and_receive_more(small, tmp_path, 
     assert rows[["round", "partition_id"]].to_numpy().tolist() == [[2, 2], [3, 3]]
 
 
-def test_a_run_that_stopped_early_receives_newcomers(small, tmp_path, silos):
-    early = {"patience": 1, "num-server-rounds": 6, "learning-rate": 1e-9}
-    settings = persfl_of(small, tmp_path, **early)
-    before, _ = run_with(client_app, settings, tmp_path / "run", node_configs=silos)
-    assert len(before.rounds) == 3
-    rows = received(settings, tmp_path, silos).table(NEW_CLIENTS)
-    assert rows[["round", "partition_id"]].to_numpy().tolist() == [[3, 3]]
-
-
 def test_without_a_stored_global_model_nobody_joins(small, tmp_path, silos):
     settings = persfl_of(small, tmp_path)
     run_with(client_app, settings, tmp_path / "run", node_configs=silos)
@@ -326,10 +317,3 @@ def test_without_a_stored_global_model_nobody_joins(small, tmp_path, silos):
     with pytest.raises(DamagedRunError, match=r"global-000002.safetensors is damaged"):
         received(settings, tmp_path, silos)
     assert files_in(tmp_path / "run") == files
-
-
-def test_a_finished_run_of_another_method_needs_further_rounds(small, tmp_path, silos):
-    settings = settings_of(small, tmp_path, "fedavg")
-    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
-    with pytest.raises(RunDirectoryError, match="holds a finished run; to add rounds"):
-        received(settings, tmp_path, silos)

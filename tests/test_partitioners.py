@@ -294,19 +294,6 @@ def test_classes_are_drawn_as_far_as_there_are_samples(proportions, sizes, avail
     np.testing.assert_array_equal(drawn, expected)
 
 
-def test_a_class_that_runs_out_is_divided_at_random():
-    first = [
-        draw_classes(
-            np.array([[1.0, 0.0], [1.0, 0.0]]),
-            *(np.array([10, 10]), np.array([10, 10]), np.random.default_rng(seed)),
-        )[0, 0]
-        for seed in range(300)
-    ]
-    # Hypergeometric: 10 of 20 wishes are met, 5 of each client's in the mean, variance 25/19.
-    assert np.mean(first) == pytest.approx(5, abs=0.25)
-    assert np.var(first) == pytest.approx(25 / 19, rel=0.25)
-
-
 class Recorder:
     """A generator that keeps the concentrations it is asked for."""
 

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import client_of
-from torch import nn
-from two_clients import (
+from by_hand import (
     CHANGES,
     assert_rounds,
     assert_same_models,
@@ -13,6 +11,8 @@ from two_clients import (
     training_data,
     witnessed,
 )
+from helpers import client_of
+from torch import nn
 
 from fedkd_flwr.clients.per_fedavg import LossAfterStep
 from fedkd_flwr.models.vectors import model_vectors

@@ -15,7 +15,6 @@ from fedkd_flwr import plots
 from fedkd_flwr.analysis import figures
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.models.darts.genotype import Choice, Genotype
 from fedkd_flwr.runs import RunDirectoryError
 
 CONFIG = {
@@ -166,15 +165,6 @@ def test_gain_over_local_has_a_point_per_client_and_seed(comparison):
     assert any(f"{share:.0%} above local" in text.get_text() for text in axes.get_yticklabels())
 
 
-def test_figures_name_another_reference(runs):
-    compared = compare(runs.values(), against="kt-pfl")
-    axes = main_axes(plots.plot_gain_over_local(compared))
-    assert axes.get_xlabel() == "Gain in accuracy over kt-pfl, in points"
-    assert all("above kt-pfl" in text.get_text() for text in axes.get_yticklabels())
-    names = figures_in(compared)
-    assert "gain over kt-pfl" in names and "gain over local" not in names
-
-
 def test_sharing_rows_are_receivers_and_columns_givers_ordered_by_labels(runs):
     run = runs["kt-pfl", 0]
     axes = main_axes(plots.plot_sharing(run, server_round=2))
@@ -269,21 +259,6 @@ def test_an_unwritable_folder_raises_a_one_line_error(comparison, tmp_path):
     with pytest.raises(RunDirectoryError, match=r"figures cannot be written to .*file") as error:
         plots.save_figures(comparison, tmp_path / "file" / "figures")
     assert "\n" not in str(error.value)
-
-
-def test_a_genotype_is_drawn_with_its_operations_and_nodes(tmp_path):
-    genotype = Genotype(
-        normal=((Choice("sep_conv_3x3", 0), Choice("skip_connect", 1)),),
-        reduce=((Choice("max_pool_3x3", 0), Choice("dil_conv_5x5", 1)),),
-    )
-    operations = [{"sep conv 3x3", "skip connect"}, {"max pool 3x3", "dil conv 5x5"}]
-    states = {"cell before last", "last cell", "node 0", "output"}
-    figure = plots.genotype_figure(genotype)
-    drawn = [{text.get_text() for text in axes.texts} for axes in figure.axes]
-    assert drawn == [states | found for found in operations]
-    for suffix, start in {"png": b"\x89PNG", "svg": b"<?xml"}.items():
-        figure.savefig(tmp_path / f"genotype.{suffix}")
-        assert (tmp_path / f"genotype.{suffix}").read_bytes().startswith(start)
 
 
 @pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from by_hand import assert_same_models, witnessed
 from helpers import client_of
 from torch import nn
-from two_clients import assert_same_models, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedfomo import FedFomoClient

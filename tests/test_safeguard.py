@@ -10,9 +10,8 @@ from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr import compare
-from fedkd_flwr.analysis.safeguard_criterion import criterion, of_clients
+from fedkd_flwr.analysis.safeguard_criterion import of_clients
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.plots import plot_gain_with_safeguard
 from fedkd_flwr.report import render_page
 from fedkd_flwr.training.blending import (
     ONLY_METHOD,
@@ -287,14 +286,3 @@ def test_a_comparison_shows_both(base, tmp_path):
     assert "clients are shown to be worse than their private model" in text
     page = render_page(compared)
     assert "gain with safeguard" in page and "Gray: the method alone" in page
-
-
-def test_runs_without_a_safeguard_have_no_criterion(base, tmp_path):
-    fedkd_flwr.run({**base, "strategy": "local"}, output_dir=tmp_path / "local")
-    compared = compare(tmp_path)
-    with pytest.raises(ConfigError, match="safeguard=blend"):
-        criterion({"a": compared.clients})
-    assert "private model" not in " ".join(compared.notes)
-    assert "gain with safeguard" not in render_page(compared)
-    with pytest.raises(ValueError, match="safeguard"):
-        plot_gain_with_safeguard(compared)

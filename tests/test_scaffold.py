@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from by_hand import LAYERS
-from helpers import Witness, breaking, replacing, run_with
-from two_clients import (
+from by_hand import (
     CHANGES,
+    LAYERS,
     gradient,
     loss_of,
     sizes_of,
     training_data,
     witnessed,
 )
+from helpers import Witness, breaking, replacing, run_with
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan

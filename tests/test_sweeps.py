@@ -17,7 +17,6 @@ from fedkd_flwr.runs import load_run
 from fedkd_flwr.runs.folders import lock_directory
 from fedkd_flwr.sweeps import grid_values, read_sweep, run_name, run_sweep
 from fedkd_flwr.sweeps.folder import missing_extras
-from fedkd_flwr.sweeps.grid import run_labels
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.toml"))
@@ -377,44 +376,3 @@ def test_a_sweep_may_have_several_grids(tmp_path):
     ]
     assert runs == [("local", 0, 0.5), ("local", 1, 0.5), ("fedavg", 1, 0.1)]
     assert grid_values(path) == {"seed": [0, 1], "strategy": ["local", "fedavg"]}
-
-
-# ---- Some runs of a sweep ------------------------------------------------------------
-
-
-SWEEP = """
-[base]
-models = "mlp"
-device = "cpu"
-
-[grid]
-seed = [0]
-combinations = [
-    { strategy = "local" },
-    { strategy = "fedavg" },
-    { strategy = "kt-pfl", kt-pfl.temperature = 1.0 },
-    { strategy = "kt-pfl", kt-pfl.temperature = 3.0 },
-]
-"""
-
-
-@pytest.fixture
-def part_of(tmp_path):
-    (tmp_path / "sweep.toml").write_text(SWEEP)
-
-    def runs(only):
-        return list(run_labels(read_sweep(tmp_path / "sweep.toml", only=only)).values())
-
-    return runs
-
-
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_a_method_s_key_is_a_value_of_its_runs_alone(part_of, temperature):
-    assert part_of({"kt-pfl.temperature": temperature}) == ["kt-pfl"]
-
-
-def test_a_key_that_no_run_reads_is_refused_and_values_are_those_of_its_readers(part_of):
-    with pytest.raises(ConfigError, match=r"have no setting persfl\.teacher"):
-        part_of({"persfl.teacher": "best"})
-    with pytest.raises(ConfigError, match=r"its runs have kt-pfl\.temperature = 1\.0 or 3\.0\."):
-        part_of({"kt-pfl.temperature": 2.0})
