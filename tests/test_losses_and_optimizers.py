@@ -10,12 +10,12 @@ from helpers import client_of
 from torch import nn
 from torch.nn import functional
 
-from fedkd_flwr.client_app import train_together
 from fedkd_flwr.clients.local_training import LocalTraining
 from fedkd_flwr.memory.memory import Memory
 from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.vectors import copied_state
+from fedkd_flwr.training.cohort import train_together
 from fedkd_flwr.training.jobs import TrainJob, undone_if_it_diverges
 from fedkd_flwr.training.loop import DivergedError, build_optimizer, scheduled_rate
 from fedkd_flwr.training.losses import (
