@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its strategy on the server and its client.
-
-    Attributes
-    ----------
-    strategy_name, client_name : str
-        Names of the classes, as ``module:class``.
-    """
+    """A method: its strategy on the server and its client."""
 
     strategy_name: str
     client_name: str
@@ -42,26 +36,20 @@ class Method:
     @cached_property
     def strategy(self) -> "type[PersonalizedStrategy]":
         """The Flower strategy."""
-        strategy: type[PersonalizedStrategy] = resolve_name(self.strategy_name)
-        return strategy
+        return resolve_name(self.strategy_name)
 
     @cached_property
     def client(self) -> type[Any]:
         """The NumPyClient, a `fedkd_flwr.clients.base.PersonalClient`, which imports this."""
-        client: type[Any] = resolve_name(self.client_name)
-        return client
+        return resolve_name(self.client_name)
 
     @cached_property
     def estimator_client(self) -> type[Any]:
         """The same client for a model that is an estimator."""
-        derived: type[Any] = resolve_name("fedkd_flwr.clients.estimators:estimator_client")(
-            self.client
-        )
-        return derived
+        return resolve_name("fedkd_flwr.clients.estimators:estimator_client")(self.client)
 
 
 def _built_in(strategy: str, client: str) -> Method:
-    """Return a method of this project, from ``module:class`` of both sides."""
     return Method(f"strategies.{strategy}", f"fedkd_flwr.clients.{client}")
 
 
@@ -69,10 +57,7 @@ class MethodTable(dict[str, Method]):
     """Methods by name, which says what an unknown name may mean."""
 
     def __missing__(self, name: str) -> Method:
-        """Refuse an unknown name.
-
-        Raises `KeyError` with similar names.
-        """
+        """Refuse an unknown name."""
         close = get_close_matches(str(name), self, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else "`fedkd list methods` shows all"
         raise KeyError(f"there is no method {name!r}; {hint}")
@@ -138,16 +123,11 @@ METHODS = MethodTable(METHODS)
 REGISTERED: dict[str, Method] = {}
 """Custom methods, by the names under which this process has registered them."""
 
-NAME = re.compile(r"[a-z][a-z0-9-]*")
-"""Names that a custom method may have."""
+NAME = re.compile(r"[a-z][a-z0-9-]*")  # names that a custom method may have
 
 
 def find_method(name: str) -> Method:
-    """Return a method by name.
-
-    A key of `METHODS`, a name registered in this process, or ``module:object`` for a result of
-    `register` in a module. Raises `ValueError` if there is none.
-    """
+    """Return a method by name."""
     if name in METHODS:
         return METHODS[name]
     if name in REGISTERED:

@@ -25,15 +25,10 @@ from strategies.parameters import (
 
 
 class ClusterSettings(Settings):
-    """Settings of methods with several global models.
-
-    Attributes
-    ----------
-    clusters : int
-        c, the number of global models (centers).
-    """
+    """Settings of methods with several global models."""
 
     clusters: Annotated[int, SearchRange(2, 6)] = Field(default=3, ge=1)
+    """c, the number of global models (centers)."""
 
 
 def moved_centers(

@@ -28,19 +28,14 @@ from strategies.parameters import ParameterStrategy
 
 
 class DittoSettings(Settings):
-    """Settings of Ditto.
-
-    Attributes
-    ----------
-    personalization_weight : float
-        lambda, the weight of the squared distance between personal and global model; 0 trains
-        the personal models independently.
-    """
+    """Settings of Ditto."""
 
     table = "ditto"
     personalization_weight: Annotated[float, SearchRange(0.03, 3.0, log=True)] = Field(
         default=1.0, ge=0
     )
+    """lambda, the weight of the squared distance between personal and global model; 0 trains the
+    personal models independently."""
 
 
 class Ditto(ParameterStrategy):

@@ -32,16 +32,11 @@ from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, ClassMeanStrategy, 
 
 
 class FDSettings(Settings):
-    """Settings of FD.
-
-    Attributes
-    ----------
-    gamma : float
-        Weight of the cross-entropy to the mean prediction of the other clients; 0 is `local`.
-    """
+    """Settings of FD."""
 
     table = "fd"
     gamma: Annotated[float, SearchRange(0.03, 3.0, log=True)] = Field(default=0.1, ge=0)
+    """Weight of the cross-entropy to the mean prediction of the other clients; 0 is `local`."""
 
 
 def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:

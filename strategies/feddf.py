@@ -42,24 +42,17 @@ from strategies.parameters import Model, ParameterState, ParameterStrategy, expe
 
 
 class FedDFSettings(Settings):
-    """Settings of the distillation on the server.
-
-    Attributes
-    ----------
-    distillation_steps : int
-        Steps of Adam per round and architecture; 0 is FedAvg.
-    distillation_batch_size : int
-        Public samples per step of Adam on the server.
-    distillation_learning_rate : float
-        Step size of Adam on the server.
-    """
+    """Settings of the distillation on the server."""
 
     table = "feddf"
     distillation_steps: int = Field(default=500, ge=0)
+    """Steps of Adam per round and architecture; 0 is FedAvg."""
     distillation_batch_size: int = Field(default=128, ge=1)
+    """Public samples per step of Adam on the server."""
     distillation_learning_rate: Annotated[float, SearchRange(0.00003, 0.01, log=True)] = Field(
         default=0.001, gt=0
     )
+    """Step size of Adam on the server."""
 
 
 def ensemble_logits(
@@ -181,16 +174,11 @@ class FedDF(ParameterStrategy):
 
 
 class PFedDFSettings(FedDFSettings):
-    """Settings of FedDF with local fine-tuning.
-
-    Attributes
-    ----------
-    epochs : int
-        Epochs of fine-tuning on the client's training data before it is evaluated.
-    """
+    """Settings of FedDF with local fine-tuning."""
 
     table = "pfeddf"
     epochs: int = Field(default=5, ge=1)
+    """Epochs of fine-tuning on the client's training data before it is evaluated."""
 
 
 class PFedDF(FedDF):

@@ -33,16 +33,11 @@ from strategies.parameters import AVERAGES, Model, ParameterState, ParameterStra
 
 
 class FedDynSettings(Settings):
-    """Settings of FedDyn.
-
-    Attributes
-    ----------
-    alpha : float
-        alpha of the quadratic term; a small alpha lets the server take long steps.
-    """
+    """Settings of FedDyn."""
 
     table = "feddyn"
     alpha: Annotated[float, SearchRange(0.003, 1.0, log=True)] = Field(default=0.1, gt=0)
+    """alpha of the quadratic term; a small alpha lets the server take long steps."""
 
 
 @dataclass(frozen=True)

@@ -45,22 +45,15 @@ GAINS_OF_OTHERS = "gains-of-others"
 
 
 class FedFomoSettings(Settings):
-    """Settings of FedFomo.
-
-    Attributes
-    ----------
-    models_sent : int
-        M, the number of models sent to a client; all of them if there are fewer.
-    exploration : float
-        epsilon in the first round: the share of these models that is drawn at random.
-    exploration_decay : float
-        Decrease of epsilon per round, down to 0.
-    """
+    """Settings of FedFomo."""
 
     table = "fedfomo"
     models_sent: Annotated[int, SearchRange(1, 10)] = Field(default=5, ge=1)
+    """M, the number of models sent to a client; all of them if there are fewer."""
     exploration: float = Field(default=0.3, ge=0, le=1)
+    """epsilon in the first round: the share of these models that is drawn at random."""
     exploration_decay: float = Field(default=0.05, ge=0, le=1)
+    """Decrease of epsilon per round, down to 0."""
 
 
 def gains_of(

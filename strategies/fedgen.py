@@ -46,39 +46,27 @@ COUNTS, SHARES, GENERATOR = "class-counts", "class-shares", "generator/"
 
 
 class FedGenSettings(Settings):
-    """Settings of FedGen.
-
-    Attributes
-    ----------
-    weight : float
-        alpha, the weight of generated features in the clients' loss; 0 is FedAvg.
-    weight_decay_rate : float
-        Factor of the weight from round to round.
-    generated_batch_size : int
-        Generated features of a step, on the server and on clients.
-    diversity : float
-        eta, the weight of the diversity of generated features.
-    noise_size : int
-        Entries of the noise e.
-    hidden_size : int
-        Units of the generator's hidden layer.
-    server_steps : int
-        Steps of the server on the generator in a round.
-    server_learning_rate : float
-        Step size of the server.
-    """
+    """Settings of FedGen."""
 
     table = "fedgen"
     weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=10.0, ge=0)
+    """alpha, the weight of generated features in the clients' loss; 0 is FedAvg."""
     weight_decay_rate: float = Field(default=0.98, gt=0, le=1)
+    """Factor of the weight from round to round."""
     generated_batch_size: int = Field(default=32, ge=1)
+    """Generated features of a step, on the server and on clients."""
     diversity: float = Field(default=1.0, ge=0)
+    """eta, the weight of the diversity of generated features."""
     noise_size: int = Field(default=32, ge=1)
+    """Entries of the noise e."""
     hidden_size: int = Field(default=256, ge=1)
+    """Units of the generator's hidden layer."""
     server_steps: int = Field(default=50, ge=1)
+    """Steps of the server on the generator in a round."""
     server_learning_rate: Annotated[float, SearchRange(0.0001, 0.01, log=True)] = Field(
         default=0.0003, gt=0
     )
+    """Step size of the server."""
 
 
 @dataclass(frozen=True)

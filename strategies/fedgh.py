@@ -34,21 +34,15 @@ from strategies.prototypes import (
 
 
 class FedGHSettings(FeatureSettings):
-    """Settings of FedGH.
-
-    Attributes
-    ----------
-    server_learning_rate : float
-        Step size of the server when it trains the shared head.
-    server_epochs : int
-        Passes of the server over the class means of a round's clients.
-    """
+    """Settings of FedGH."""
 
     table = "fedgh"
     server_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
         default=0.01, gt=0
     )
+    """Step size of the server when it trains the shared head."""
     server_epochs: int = Field(default=10, ge=1)
+    """Passes of the server over the class means of a round's clients."""
 
 
 def head_step(

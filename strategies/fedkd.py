@@ -103,21 +103,15 @@ FACTORS, RANKS = "factors", "ranks"
 
 
 class FedKDSettings(SharedModelSettings):
-    """Settings of FedKD.
-
-    Attributes
-    ----------
-    energy_start : float
-        Share of an update's energy (squared singular values) that is sent in the first round; 1
-        sends everything.
-    energy_end : float
-        Share of an update's energy that is sent in the last round; it rises linearly from
-        `energy_start`.
-    """
+    """Settings of FedKD."""
 
     table = "fedkd"
     energy_start: float = Field(default=0.95, gt=0, le=1)
+    """Share of an update's energy (squared singular values) that is sent in the first round; 1
+    sends everything."""
     energy_end: float = Field(default=0.98, gt=0, le=1)
+    """Share of an update's energy that is sent in the last round; it rises linearly from
+    `energy_start`."""
 
     def energy(self, server_round: int, num_rounds: int) -> float:
         """Return the share that is sent in a round; it rises linearly."""

@@ -71,40 +71,45 @@ EXCLUDED = -1.0
 
 
 class FedKMASettings(SearchSettings):
-    """Settings of FedKMA.
-
-    Attributes
-    ----------
-    similarity_weight : float
-        lambda of Eq. 12: 1 weights clients by the similarity of their predictions, 0 by their
-        loss.
-    as_printed : bool
-        Whether rows of M follow Eq. 11 as the paper prints it, which gives the least similar
-        clients the largest weights.
-    sharpness : float
-        beta of the weights ``exp(-beta * distance)``; 1 in the paper.
-    absent : str
-        How a class counts that another client lacks: ``uniform`` as a uniform prediction,
-        ``excluded`` not at all, ``farthest`` as the largest distance of a pair for that class.
-    """
+    """Settings of FedKMA."""
 
     table = "fedkma"
     similarity_weight: Annotated[float, ANY_ON_NODES] = Field(default=0.5, ge=0, le=1)
+    """lambda of Eq. 12: 1 weights clients by the similarity of their predictions, 0 by their
+    loss."""
     as_printed: Annotated[bool, ANY_ON_NODES] = False
+    """Whether rows of M follow Eq. 11 as the paper prints it, which gives the least similar clients
+    the largest weights."""
     sharpness: Annotated[float, SearchRange(0.3, 30.0, log=True), ANY_ON_NODES] = Field(
         default=1.0, gt=0
     )
+    """beta of the weights ``exp(-beta * distance)``; 1 in the paper."""
     absent: Annotated[Literal["uniform", "excluded", "farthest"], ANY_ON_NODES] = "uniform"
+    """How a class counts that another client lacks: ``uniform`` as a uniform prediction,
+    ``excluded`` not at all, ``farthest`` as the largest distance of a pair for that class."""
 
 
 def irrelevancy(
     class_logits: NDArray[Any], class_flags: NDArray[Any], similarity_weight: float
 ) -> NDArray[np.float64]:
-    """Return H (Eq. 12) for all pairs of clients and all classes at once, (N, N, K).
+    """Return H (Eq. 12) for all pairs of clients and all classes at once.
 
-    ``H[i,j,k] = lambda KL(q_ik || q_jk) + (1 - lambda) (-log q_jk[k])``: receiver, giver, class.
-    ``q_ik = softmax(z_ik)`` of the logits z, (N, K, K) by client, class of the samples, logit, or
-    uniform where `class_flags` (N, K) is 0, since the client lacks class k.
+    ``H[i,j,k] = lambda KL(q_ik || q_jk) + (1 - lambda) (-log q_jk[k])`` with
+    ``q_ik = softmax(z_ik)``, or uniform if a client lacks class k.
+
+    Parameters
+    ----------
+    class_logits : ndarray
+        z, shape (N, K, K): client, class of the samples, logit.
+    class_flags : ndarray
+        Shape (N, K), nonzero where a client holds a class.
+    similarity_weight : float
+        lambda in [0, 1].
+
+    Returns
+    -------
+    ndarray
+        H, shape (N, N, K): receiver, giver, class.
     """
     num_classes = class_logits.shape[-1]
     holds = np.asarray(class_flags, dtype=bool)[..., None]
@@ -142,10 +147,23 @@ def sharing_row(
     as_printed: bool = False,
     sharpness: float = 1.0,
 ) -> NDArray[np.float64]:
-    """Return a client's row of M, (N,) with sum 1, from its H_i and label distribution (Eq. 11).
+    """Return a client's row of M from its row of H and its label distribution (Eq. 11).
 
-    H_i (N, K): where it is `EXCLUDED`, p_i (K,) is renormalized over the other classes. Weights
-    increase with the distance if `as_printed`. `sharpness` is beta, the factor of the distances.
+    Parameters
+    ----------
+    irrelevancies : ndarray
+        H_i, shape (N, K). Where it is `EXCLUDED`, p_i is renormalized over the other classes.
+    label_distribution : ndarray
+        p_i, shape (K,), sums to 1.
+    as_printed : bool
+        Whether weights increase with the distance, as printed in the paper.
+    sharpness : float
+        beta, the factor of the distances; 1 in the paper.
+
+    Returns
+    -------
+    ndarray
+        M_i, shape (N,), sums to 1.
     """
     counts = irrelevancies != EXCLUDED
     sums = np.where(counts, irrelevancies, 0) @ label_distribution

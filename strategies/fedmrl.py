@@ -43,21 +43,15 @@ from strategies.parameters import ParameterState, SharedModelSettings, SharedMod
 
 
 class FedMRLSettings(SharedModelSettings):
-    """Settings of FedMRL.
-
-    Attributes
-    ----------
-    shared_width : int
-        d1, the number of features of the shared model, at most that of the narrowest model; 0 for
-        the largest possible.
-    coarse_weight : float
-        m, the weight of the shared head's loss; 0 leaves that head as it is,
-        apart from weight decay.
-    """
+    """Settings of FedMRL."""
 
     table = "fedmrl"
     shared_width: int = Field(default=0, ge=0)
+    """d1, the number of features of the shared model, at most that of the narrowest model; 0 for
+    the largest possible."""
     coarse_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
+    """m, the weight of the shared head's loss; 0 leaves that head as it is, apart from weight
+    decay."""
 
     def width(self, narrowest: int) -> int:
         """Return d1; `narrowest` is the smallest number of features of all models."""

@@ -26,19 +26,13 @@ from strategies.parameters import ParameterStrategy
 
 
 class FedNTDSettings(Settings):
-    """Settings of FedNTD.
-
-    Attributes
-    ----------
-    beta : float
-        Weight of the distillation; 0 is FedAvg.
-    temperature : float
-        tau of both soft predictions.
-    """
+    """Settings of FedNTD."""
 
     table = "fedntd"
     beta: Annotated[float, SearchRange(0.1, 3.0, log=True)] = Field(default=1.0, ge=0)
+    """Weight of the distillation; 0 is FedAvg."""
     temperature: Annotated[float, SearchRange(1.0, 5.0, log=True)] = Field(default=1.0, gt=0)
+    """tau of both soft predictions."""
 
 
 class FedNTD(ParameterStrategy):

@@ -38,19 +38,13 @@ PROTOTYPES, PROTOTYPE_FLAGS = "prototypes", "prototype-flags"
 
 
 class PrototypeSettings(FeatureSettings):
-    """Settings of methods that regularize features towards global prototypes.
-
-    Attributes
-    ----------
-    prototype_weight : float
-        lambda, the weight of the squared distance to the prototype, averaged over the d features; 0
-        is local training.
-    predict : str
-        ``prototype`` predicts the class of the nearest prototype, ``head`` uses the model's head.
-    """
+    """Settings of methods that regularize features towards global prototypes."""
 
     prototype_weight: Annotated[float, SearchRange(0.1, 30.0, log=True)] = Field(default=1.0, ge=0)
+    """lambda, the weight of the squared distance to the prototype, averaged over the d features; 0
+    is local training."""
     predict: Literal["prototype", "head"] = "prototype"
+    """``prototype`` predicts the class of the nearest prototype, ``head`` uses the model's head."""
 
 
 class FedProtoSettings(PrototypeSettings):

@@ -42,24 +42,17 @@ from strategies.prototypes import mean_by_class, stacked
 
 
 class FedTGPSettings(PrototypeSettings):
-    """Settings of FedTGP.
-
-    Attributes
-    ----------
-    margin_threshold : float
-        tau, the upper limit of the margin between classes.
-    server_learning_rate : float
-        Step size of the server when it trains the prototypes.
-    server_epochs : int
-        S, the number of passes of the server over the prototypes of a round's clients.
-    """
+    """Settings of FedTGP."""
 
     table = "fedtgp"
     margin_threshold: float = Field(default=100.0, ge=0)
+    """tau, the upper limit of the margin between classes."""
     server_learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(
         default=0.01, gt=0
     )
+    """Step size of the server when it trains the prototypes."""
     server_epochs: int = Field(default=100, ge=1)
+    """S, the number of passes of the server over the prototypes of a round's clients."""
 
 
 def adaptive_margin(means: NDArray[Any], counts: NDArray[Any], threshold: float) -> float:

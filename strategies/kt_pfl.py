@@ -71,54 +71,40 @@ class TeacherSettings(DistillationSettings):
     nine times as large as without T², does not diverge. The values of the paper's B.2 (T = 10
     without T², one epoch at 0.01 in batches of 256) hardly move the weights; the presets of the
     paper use them.
-
-    Attributes
-    ----------
-    temperature : float
-        T of the soft predictions.
-    distillation_learning_rate : float
-        Step size of the distillation; it follows `learning_rate_schedule`.
     """
 
     table = "kt-pfl"
     temperature: Annotated[float, SearchRange(1.0, 10.0, log=True), OnNodes(0.1, 100)] = Field(
         default=3.0, gt=0
     )
+    """T of the soft predictions."""
     distillation_learning_rate: Annotated[
         float, SearchRange(0.005, 0.3, log=True), OnNodes(0, 1)
     ] = Field(default=0.02, gt=0)
+    """Step size of the distillation; it follows `learning_rate_schedule`."""
 
 
 class KTpFLSettings(TeacherSettings):
-    """Settings of KT-pFL.
-
-    Attributes
-    ----------
-    knowledge_weight : float
-        lambda of Eq. 4, the weight of the knowledge term in the update of c.
-    rho : float
-        rho of Eq. 4, the weight of the penalty that pulls c towards 1/N.
-    coefficient_learning_rate : float
-        eta_3 of Eq. 7, the step size on c. The knowledge term of a client also has its share of
-        the data as a factor, about 1/N.
-    coefficient_batch_size : int
-        Size of the mini-batch xi_r of Eq. 7: the gradients of so many public samples add up to a
-        step on c.
-    step_coefficients : str
-        When c is stepped: before-mixing as in the released implementation, or after-mixing as in
-        the paper, where teachers are mixed by the c of the previous round.
-    """
+    """Settings of KT-pFL."""
 
     table = "kt-pfl"
     knowledge_weight: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0)
+    """lambda of Eq. 4, the weight of the knowledge term in the update of c."""
     rho: Annotated[float, ANY_ON_NODES] = Field(default=0.6, ge=0)
+    """rho of Eq. 4, the weight of the penalty that pulls c towards 1/N."""
     coefficient_learning_rate: Annotated[float, SearchRange(0.003, 1.0, log=True), ANY_ON_NODES] = (
         Field(default=0.01, ge=0)
     )
+    """eta_3 of Eq. 7, the step size on c. The knowledge term of a client also has its share of the
+    data as a factor, about 1/N."""
     coefficient_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=64, ge=1)
+    """Size of the mini-batch xi_r of Eq. 7: the gradients of so many public samples add up to a
+    step on c."""
     step_coefficients: Annotated[Literal["before-mixing", "after-mixing"], ANY_ON_NODES] = (
         "before-mixing"
     )
+    """When c is stepped: before-mixing as in the released implementation, or after-mixing as in the
+    paper, where teachers are mixed by the c of the previous round."""
 
 
 def knowledge_gradient(
@@ -127,11 +113,28 @@ def knowledge_gradient(
     shares: NDArray[Any],
     smallest: float = 1e-12,
 ) -> NDArray[Any]:
-    """Return the gradient in c of the knowledge term of Eq. 4, (N, N), as two matrix products.
+    """Return the gradient in c of the knowledge term of Eq. 4, as two matrix products.
 
-    The term is ``Σ_n D_n/D Σ_x KL(Σ_m c[n,m] S_m(x) || S_n(x))``. With ``t_n = Σ_m c[n,m] S_m`` the
-    entry (n, m) is ``D_n/D Σ_x Σ_k S_m(x,k) (log t_n(x,k) - log S_n(x,k) + 1)``. Coefficients
-    (N, N) have rows on the simplex, predictions are (N, P, K), shares D_n/D (N,).
+    The term is ``Σ_n D_n/D Σ_x KL(Σ_m c[n,m] S_m(x) || S_n(x))``.
+
+    With ``t_n = Σ_m c[n,m] S_m`` the entry (n, m) is
+    ``D_n/D Σ_x Σ_k S_m(x,k) (log t_n(x,k) - log S_n(x,k) + 1)``. Cost O(N² P K).
+
+    Parameters
+    ----------
+    coefficients : ndarray
+        Shape (N, N), rows on the simplex.
+    predictions : ndarray
+        Shape (N, P, K).
+    shares : ndarray
+        Shape (N,), D_n/D.
+    smallest : float
+        Lower limit of probabilities in logarithms.
+
+    Returns
+    -------
+    ndarray
+        Shape (N, N).
     """
     flat = predictions.reshape(len(predictions), -1)
     terms = coefficients.astype(flat.dtype) @ flat
@@ -153,9 +156,26 @@ def projected_step(
     """Take one projected gradient step on the repliers' coefficients (Eqs. 7 and 11).
 
     ``c <- c - rate (lambda ∇knowledge + 2 rho (c - 1/N))``, followed by the projection to rows with
-    their previous sums, so that the weights of absent clients do not change. `block` (R, R) are the
-    repliers' rows and columns of c, shares D_n/D (R,); `gradient` is that of the knowledge term, as
-    a function of rows on the simplex and of their weights (R,).
+    their previous sums, so that the weights of absent clients do not change.
+
+    Parameters
+    ----------
+    block : ndarray
+        Shape (R, R), the repliers' rows and columns of c.
+    shares : ndarray
+        Shape (R,), D_n/D.
+    gradient : callable
+        Gradient of the knowledge term, (R, R), as a function of rows on the simplex and of the
+        weights of the rows, (R,).
+    knowledge_weight, rho, rate : float
+        lambda, the pull towards 1/N, and eta_3.
+    num_clients : int
+        N.
+
+    Returns
+    -------
+    ndarray
+        Shape (R, R), non-negative, every row with the sum it had before.
     """
     mass = block.sum(axis=1)
     weights = shares / np.where(mass > 0, mass, 1)
@@ -260,9 +280,21 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
     ) -> NDArray[Any]:
-        """Return new coefficients of the repliers, (R, R), every row with the sum it had before.
+        """Return new coefficients of the repliers.
 
-        `block` (R, R) are their rows and columns of c, predictions (R, P, K), shares D_n/D (R,).
+        Parameters
+        ----------
+        block : ndarray
+            Shape (R, R), the repliers' rows and columns of c.
+        predictions : ndarray
+            Shape (R, P, K).
+        shares : ndarray
+            Shape (R,), D_n/D.
+
+        Returns
+        -------
+        ndarray
+            Shape (R, R), non-negative, every row with the sum it had before.
         """
         raise NotImplementedError
 

@@ -42,27 +42,19 @@ from strategies.parameters import Model, ParameterState, ParameterStrategy, gram
 
 
 class KTpFLParamsSettings(Settings):
-    """Settings of KT-pFL on parameters, with the defaults of the paper's B.2.
-
-    Attributes
-    ----------
-    knowledge_weight : float
-        lambda of Eq. 11, the weight of the knowledge term in the update of c.
-    rho : float
-        rho, the weight of the penalty that pulls c towards 1/N.
-    coefficient_learning_rate : float
-        eta_3, the step size on c; 0 keeps c at 1/N.
-    transfer_step : float
-        tau, how far a client's model moves towards the mixed model; 1 replaces it.
-    """
+    """Settings of KT-pFL on parameters, with the defaults of the paper's B.2."""
 
     table = "kt-pfl-params"
     knowledge_weight: float = Field(default=1.0, ge=0)
+    """lambda of Eq. 11, the weight of the knowledge term in the update of c."""
     rho: float = Field(default=0.6, ge=0)
+    """rho, the weight of the penalty that pulls c towards 1/N."""
     coefficient_learning_rate: Annotated[float, SearchRange(0.0005, 0.05, log=True)] = Field(
         default=0.005, ge=0
     )
+    """eta_3, the step size on c; 0 keeps c at 1/N."""
     transfer_step: float = Field(default=1.0, ge=0, le=1)
+    """tau, how far a client's model moves towards the mixed model; 1 replaces it."""
 
 
 def distance_gradient(

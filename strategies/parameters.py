@@ -37,16 +37,11 @@ STRETCH = 2**16  # number of entries of each model that are processed at once
 
 
 class SharedModelSettings(Settings):
-    """Settings of methods whose clients train a shared model besides their own.
-
-    Attributes
-    ----------
-    shared_model : str
-        Architecture of the shared model, the same for all clients. Empty for that of the clients'
-        own models; ``mlp`` if these have several.
-    """
+    """Settings of methods whose clients train a shared model besides their own."""
 
     shared_model: Annotated[str, ANY_ON_NODES] = ""
+    """Architecture of the shared model, the same for all clients. Empty for that of the clients'
+    own models; ``mlp`` if these have several."""
 
     def resolved(self, models: Sequence[str]) -> Self:
         """Return the settings with an architecture for the shared model, of the clients' own."""

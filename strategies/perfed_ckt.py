@@ -54,28 +54,20 @@ LEAST_DISTANCE = 0.01
 
 
 class PerFedCKTSettings(SoftPredictionSettings):
-    """Settings of PerFed-CKT, with the defaults of the paper's Appendix E.
-
-    Attributes
-    ----------
-    clusters : int
-        c, the number of clusters of clients, each with one centroid of soft predictions.
-    regularization_weight : float
-        lambda of Eq. 1, the weight of the distance to the assigned centroid.
-    public_batch_size : int
-        b', the number of public samples per iteration.
-    weight_by_distance : bool
-        Whether a client's weight is lambda over its squared distance to its centroid (Theorem
-        4.2), or lambda for all clients.
-    """
+    """Settings of PerFed-CKT, with the defaults of the paper's Appendix E."""
 
     table = "perfed-ckt"
     clusters: Annotated[int, SearchRange(1, 5), ANY_ON_NODES] = Field(default=3, ge=1)
+    """c, the number of clusters of clients, each with one centroid of soft predictions."""
     regularization_weight: Annotated[float, SearchRange(0.3, 10.0, log=True), OnNodes(0, 100)] = (
         Field(default=2.0, ge=0)
     )
+    """lambda of Eq. 1, the weight of the distance to the assigned centroid."""
     public_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=128, ge=1)
+    """b', the number of public samples per iteration."""
     weight_by_distance: Annotated[bool, ANY_ON_NODES] = False
+    """Whether a client's weight is lambda over its squared distance to its centroid (Theorem 4.2),
+    or lambda for all clients."""
 
     def factor(self, distance: float) -> float:
         """Return what multiplies lambda at a client.

@@ -78,45 +78,34 @@ DIVERGED = -1  # replaces the counts of a pair whose distillation diverged
 
 
 class PersFLSettings(Settings):
-    """Settings of PersFL's second stage.
-
-    Attributes
-    ----------
-    imitation : tuple of float
-        Candidates for lambda, separated by commas, each in [0, 1].
-    temperatures : tuple of float
-        Candidates for T, separated by commas, each above 0.
-    distillation_epochs : int
-        Epochs of distillation for each pair (lambda, T) of the grid.
-    distillation_learning_rate : float
-        Step size of the distillation (stage 2).
-    validate_every : int
-        Validate every that many epochs of distillation and keep the best model; 0 validates after
-        the last epoch only.
-    teacher : str
-        ``optimal`` for the global model with the best validation loss on the client, or ``last``
-        for the final global model (the ablation of Table 4).
-    divergence : str
-        ``forward`` for KL(teacher || student), ``reverse`` for KL(student || teacher);
-        `PersFLGD` has cross-entropy in its place.
-    """
+    """Settings of PersFL's second stage."""
 
     table = "persfl"
     imitation: Annotated[
         Numbers, all_numbers(lambda share: 0 <= share <= 1, "in [0, 1]"), ANY_ON_NODES
     ] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """Candidates for lambda, separated by commas, each in [0, 1]."""
     temperatures: Annotated[Numbers, all_numbers(lambda t: t > 0, "above 0"), OnNodes(0.1, 100)] = (
         1.0,
         5.0,
         25.0,
     )
+    """Candidates for T, separated by commas, each above 0."""
     distillation_epochs: Annotated[int, OnNodes(1, 100)] = Field(default=10, ge=1)
+    """Epochs of distillation for each pair (lambda, T) of the grid."""
     distillation_learning_rate: Annotated[
         float, SearchRange(0.003, 0.3, log=True), OnNodes(0, 1)
     ] = Field(default=0.01, gt=0)
+    """Step size of the distillation (stage 2)."""
     validate_every: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    """Validate every that many epochs of distillation and keep the best model; 0 validates after
+    the last epoch only."""
     teacher: Annotated[Literal["optimal", "last"], ANY_ON_NODES] = "optimal"
+    """``optimal`` for the global model with the best validation loss on the client, or ``last`` for
+    the final global model (the ablation of Table 4)."""
     divergence: Annotated[Literal["forward", "reverse"], ANY_ON_NODES] = "forward"
+    """``forward`` for KL(teacher || student), ``reverse`` for KL(student || teacher); `PersFLGD`
+    has cross-entropy in its place."""
 
     def stretches(self) -> list[int]:
         """Return the numbers of epochs of stage 2 between validations."""

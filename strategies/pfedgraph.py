@@ -45,19 +45,13 @@ EQUAL = 0.9  # cosine from which updates count as equal
 
 
 class PFedGraphSettings(Settings):
-    """Settings of pFedGraph, with the defaults of the authors' code.
-
-    Attributes
-    ----------
-    size_weight : float
-        alpha, how strongly the graph follows the clients' sizes instead of their similarities.
-    similarity_weight : float
-        lambda of the cosine on the clients.
-    """
+    """Settings of pFedGraph, with the defaults of the authors' code."""
 
     table = "pfedgraph"
     size_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=0.8, gt=0)
+    """alpha, how strongly the graph follows the clients' sizes instead of their similarities."""
     similarity_weight: float = Field(default=0.01, ge=0)
+    """lambda of the cosine on the clients."""
 
 
 def graph_rows(

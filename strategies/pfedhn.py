@@ -66,31 +66,21 @@ class PFedHNState(ParameterState):
 
 
 class PFedHNSettings(Settings):
-    """Settings of the hypernetwork.
-
-    Attributes
-    ----------
-    embedding_size : int
-        e, the length of a client's embedding; 0 for ``1 + N // 4`` as in the paper.
-    hidden_size : int
-        h, the number of units per hidden layer of the hypernetwork.
-    hidden_layers : int
-        Number of layers between the first layer and the heads of the hypernetwork.
-    learning_rate : float
-        Step size on the hypernetwork and the embeddings.
-    momentum : float
-        Momentum of the hypernetwork and the embeddings.
-    gradient_norm : float
-        Gradients of the hypernetwork are clipped to this norm, times the number of repliers.
-    """
+    """Settings of the hypernetwork."""
 
     table = "pfedhn"
     embedding_size: int = Field(default=0, ge=0)
+    """e, the length of a client's embedding; 0 for ``1 + N // 4`` as in the paper."""
     hidden_size: int = Field(default=100, ge=1)
+    """h, the number of units per hidden layer of the hypernetwork."""
     hidden_layers: int = Field(default=3, ge=0)
+    """Number of layers between the first layer and the heads of the hypernetwork."""
     learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(default=0.01, gt=0)
+    """Step size on the hypernetwork and the embeddings."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum of the hypernetwork and the embeddings."""
     gradient_norm: float = Field(default=50.0, gt=0)
+    """Gradients of the hypernetwork are clipped to this norm, times the number of repliers."""
 
 
 def new_network(

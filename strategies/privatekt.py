@@ -96,39 +96,28 @@ LABELS = "labels"  # name of the array of labels in a reply, (A,) uint16
 
 
 class PrivateKTSettings(DistillationSettings):
-    """Settings of PrivateKT.
-
-    Attributes
-    ----------
-    epsilon : float
-        Local differential privacy of all labels that a client sends in a round.
-    knowledge_samples : int
-        Number of public samples that clients label in a round, each with epsilon over this number.
-    buffer_rounds : int
-        Number of rounds whose labels the server trains on.
-    server_steps : int
-        Steps of gradient descent on the buffer, per round.
-    server_batch_size : int
-        Samples per step on the server.
-    server_learning_rate : float
-        Step size on the server.
-    self_training_share : float
-        Share of the public samples of a round for self-training.
-    self_training_steps : int
-        Steps of self-training, per round; 0 for none.
-    """
+    """Settings of PrivateKT."""
 
     table = "privatekt"
     epsilon: Annotated[float, ANY_ON_NODES] = Field(default=5.0, gt=0, le=1000)
+    """Local differential privacy of all labels that a client sends in a round."""
     knowledge_samples: Annotated[int, ANY_ON_NODES] = Field(default=2, ge=1)
+    """Number of public samples that clients label in a round, each with epsilon over this
+    number."""
     buffer_rounds: Annotated[int, ANY_ON_NODES] = Field(default=25, ge=1)
+    """Number of rounds whose labels the server trains on."""
     server_steps: Annotated[int, ANY_ON_NODES] = Field(default=20, ge=0)
+    """Steps of gradient descent on the buffer, per round."""
     server_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=32, ge=1)
+    """Samples per step on the server."""
     server_learning_rate: Annotated[float, SearchRange(0.005, 0.5, log=True), ANY_ON_NODES] = Field(
         default=0.05, gt=0
     )
+    """Step size on the server."""
     self_training_share: Annotated[float, ANY_ON_NODES] = Field(default=0.1, gt=0, le=1)
+    """Share of the public samples of a round for self-training."""
     self_training_steps: Annotated[int, OnNodes(0, 1000)] = Field(default=1, ge=0)
+    """Steps of self-training, per round; 0 for none."""
 
     @property
     def is_private(self) -> bool:

@@ -33,17 +33,12 @@ HEAD_WEIGHT, HEAD_BIAS = "head-weight", "head-bias"
 
 
 class FeatureSettings(Settings):
-    """Settings of methods whose clients need features of the same width.
-
-    Attributes
-    ----------
-    feature_width : int
-        d, the number of features that enter the head. A model with another number gets a linear
-        layer before its head. 0 for the run's ``feature-width``; if that is 0 too, the models' own
-        number where they agree, else 64.
-    """
+    """Settings of methods whose clients need features of the same width."""
 
     feature_width: int = Field(default=0, ge=0)
+    """d, the number of features that enter the head. A model with another number gets a linear
+    layer before its head. 0 for the run's ``feature-width``; if that is 0 too, the models' own
+    number where they agree, else 64."""
 
 
 @dataclass(frozen=True)

@@ -46,21 +46,15 @@ CONTROL = "control"  # name of c in messages, and of c_n in replies: (parameters
 
 
 class ScaffoldSettings(Settings):
-    """Settings of SCAFFOLD.
-
-    Attributes
-    ----------
-    server_learning_rate : float
-        eta_g, the server's step from the global model towards the mean of the clients' models.
-    correction : float
-        Factor of the correction ``c - c_n``; 1 in the paper, 0 is FedAvg.
-    """
+    """Settings of SCAFFOLD."""
 
     table = "scaffold"
     server_learning_rate: Annotated[float, SearchRange(0.1, 2.0, log=True)] = Field(
         default=1.0, gt=0
     )
+    """eta_g, the server's step from the global model towards the mean of the clients' models."""
     correction: float = Field(default=1.0, ge=0, le=1)
+    """Factor of the correction ``c - c_n``; 1 in the paper, 0 is FedAvg."""
 
 
 def counted_steps(steps: int, momentum: float) -> float:

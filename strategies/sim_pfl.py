@@ -20,17 +20,12 @@ from strategies.kt_pfl import PAPER, PersonalTeacherStrategy, TeacherSettings
 
 
 class TopKSettings(TeacherSettings):
-    """Settings of TopK-pFL.
-
-    Attributes
-    ----------
-    top_k : int
-        Number of other clients that each client learns from. With 0, a client's teacher is its own
-        predictions of the round before: self-distillation, a control.
-    """
+    """Settings of TopK-pFL."""
 
     table = "kt-pfl"
     top_k: Annotated[int, ANY_ON_NODES] = Field(default=5, ge=0)
+    """Number of other clients that each client learns from. With 0, a client's teacher is its own
+    predictions of the round before: self-distillation, a control."""
 
 
 def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:

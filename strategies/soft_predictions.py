@@ -56,34 +56,24 @@ ASKED = "asked"
 
 
 class SoftPredictionSettings(Settings):
-    """Settings of all methods that exchange soft predictions.
-
-    Attributes
-    ----------
-    number_format : str
-        Number format of predictions and teachers on the network.
-    mixing : str
-        ``mean``, or ``median`` or ``trimmed-mean`` for robustness against poisoned predictions.
-    clip_norm : float
-        Largest L2 distance, over all P·K entries, of a client's predictions from uniform
-        predictions; 0 for no clipping, else at least 1e-6, so that rounding does not exceed it.
-    noise_multiplier : float
-        Standard deviation of the Gaussian noise on predictions, as a multiple of their
-        sensitivity ``2 * clip_norm``; 0 for no noise.
-    noise_seed : int
-        -1 draws secret noise from the operating system. Any other seed makes an experiment
-        repeatable, but whoever knows the seed can remove the noise.
-    delta : float
-        delta of (epsilon, delta)-differential privacy, at which epsilon is reported.
-    """
+    """Settings of all methods that exchange soft predictions."""
 
     table = "soft-predictions"
     number_format: Annotated[Literal["float32", "float16", "int8"], ANY_ON_NODES] = "float32"
+    """Number format of predictions and teachers on the network."""
     mixing: Annotated[Literal["mean", "median", "trimmed-mean"], ANY_ON_NODES] = "mean"
+    """``mean``, or ``median`` or ``trimmed-mean`` for robustness against poisoned predictions."""
     clip_norm: Annotated[float, zero_or_at_least(1e-6), ANY_ON_NODES] = Field(default=0.0, ge=0)
+    """Largest L2 distance, over all P·K entries, of a client's predictions from uniform
+    predictions; 0 for no clipping, else at least 1e-6, so that rounding does not exceed it."""
     noise_multiplier: Annotated[float, ANY_ON_NODES] = Field(default=0.0, ge=0)
+    """Standard deviation of the Gaussian noise on predictions, as a multiple of their sensitivity
+    ``2 * clip_norm``; 0 for no noise."""
     noise_seed: Annotated[int, DEFAULT_ON_NODES] = Field(default=-1, ge=-1)
+    """-1 draws secret noise from the operating system. Any other seed makes an experiment
+    repeatable, but whoever knows the seed can remove the noise."""
     delta: Annotated[float, ANY_ON_NODES] = Field(default=1e-5, gt=0, lt=1)
+    """delta of (epsilon, delta)-differential privacy, at which epsilon is reported."""
 
     @property
     def wire(self) -> NumberFormat:
@@ -101,29 +91,20 @@ class SoftPredictionSettings(Settings):
 
 
 class DistillationSettings(SoftPredictionSettings):
-    """Settings of methods whose clients distill a teacher, as `KTpFLClient` does.
-
-    Attributes
-    ----------
-    temperature : float
-        T of the soft predictions.
-    distillation_epochs : int
-        Epochs of distillation on the public samples.
-    distillation_learning_rate : float
-        Step size of the distillation; it follows `learning_rate_schedule`.
-    public_batch_size : int
-        Batch size of the distillation.
-    t_squared : bool
-        Whether the distillation loss is multiplied by T²; Eq. 6 of KT-pFL has no such factor.
-    """
+    """Settings of methods whose clients distill a teacher, as `KTpFLClient` does."""
 
     temperature: Annotated[float, OnNodes(0.1, 100)] = Field(default=1.0, gt=0)
+    """T of the soft predictions."""
     distillation_epochs: Annotated[int, OnNodes(0, 100)] = Field(default=2, ge=0)
+    """Epochs of distillation on the public samples."""
     distillation_learning_rate: Annotated[
         float, SearchRange(0.005, 0.3, log=True), OnNodes(0, 1)
     ] = Field(default=0.05, gt=0)
+    """Step size of the distillation; it follows `learning_rate_schedule`."""
     public_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=64, ge=1)
+    """Batch size of the distillation."""
     t_squared: Annotated[bool, ANY_ON_NODES] = True
+    """Whether the distillation loss is multiplied by T²; Eq. 6 of KT-pFL has no such factor."""
 
 
 def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str | float) -> None:

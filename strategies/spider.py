@@ -39,23 +39,16 @@ from strategies.parameters import ParameterStrategy
 
 
 class SpiderSettings(Settings):
-    """Settings of the personal supernet.
-
-    Attributes
-    ----------
-    proximal_weight : float
-        lambda, the weight of the distance between the personal and the shared supernet.
-    prune_from : int
-        First round in which an edge is pruned to one operation; 0 for a fifth of the rounds, or
-        earlier if they would be too few.
-    prune_every : int
-        Number of rounds from one pruned edge to the next; 0 to spread them over the rounds.
-    """
+    """Settings of the personal supernet."""
 
     table = "spider"
     proximal_weight: Annotated[float, SearchRange(0.001, 1.0, log=True)] = Field(default=0.01, ge=0)
+    """lambda, the weight of the distance between the personal and the shared supernet."""
     prune_from: int = Field(default=0, ge=0)
+    """First round in which an edge is pruned to one operation; 0 for a fifth of the rounds, or
+    earlier if they would be too few."""
     prune_every: int = Field(default=0, ge=0)
+    """Number of rounds from one pruned edge to the next; 0 to spread them over the rounds."""
 
     def schedule(self, edges: int, num_rounds: int) -> range:
         """Return the rounds in which an edge of each kind of cell is pruned, one for each edge."""

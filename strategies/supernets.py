@@ -24,27 +24,19 @@ from strategies.parameters import Model, ParameterState, ParameterStrategy, mix_
 
 
 class SearchSettings(Settings):
-    """Settings of the architecture search on the clients.
-
-    Attributes
-    ----------
-    alpha_optimizer : str
-        Optimizer of the architecture weights: ``sgd`` with the run's momentum (§V-A), or ``adam``
-        as in DARTS.
-    alpha_learning_rate : float
-        Step size on the architecture weights.
-    alpha_weight_decay : float
-        Weight decay of the architecture weights.
-    alpha_share : float
-        Share of the training samples that is reserved for the architecture weights, 0.5 in DARTS.
-        With 0 both kinds of weights train on all samples (Eq. 7, Algorithm 1 line 20).
-    """
+    """Settings of the architecture search on the clients."""
 
     table = "fedkma"
     alpha_optimizer: Annotated[Literal["sgd", "adam"], ANY_ON_NODES] = "sgd"
+    """Optimizer of the architecture weights: ``sgd`` with the run's momentum (§V-A), or ``adam`` as
+    in DARTS."""
     alpha_learning_rate: Annotated[float, OnNodes(0, 1)] = Field(default=0.01, gt=0)
+    """Step size on the architecture weights."""
     alpha_weight_decay: Annotated[float, OnNodes(0, 0.1)] = Field(default=3e-4, ge=0)
+    """Weight decay of the architecture weights."""
     alpha_share: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.0, ge=0, lt=1)
+    """Share of the training samples that is reserved for the architecture weights, 0.5 in DARTS.
+    With 0 both kinds of weights train on all samples (Eq. 7, Algorithm 1 line 20)."""
 
 
 @dataclass(frozen=True)

@@ -310,11 +310,6 @@ def test_other_methods_and_models_are_refused(private, tmp_path):
         client.session.local.gradients(client.model, 10, 1, "")
 
 
-def test_accuracy_as_received_is_reported(private, tmp_path):
-    run = fedkd_flwr.run(private, strategy="kt-pfl-params", output_dir=tmp_path / "run")
-    assert run.clients["received_accuracy"].notna().all()
-
-
 def test_fine_tuning_before_an_evaluation_is_refused(private):
     """It takes steps without noise on private samples, and its counts are sent."""
     with pytest.raises(ConfigError, match=r"fine-tune-epochs trains .* without noise"):

@@ -123,14 +123,6 @@ def test_a_folder_gives_back_what_was_written(kept, tmp_path):
     assert folder.read(before_round=3) is None
 
 
-def test_a_memory_of_any_round_belongs_to_its_run():
-    memory = Memory()
-    memory.save("spent", {"spent": torch.zeros(1)})  # of a round that is repeated
-    assert memory.belongs_to({"0": 1.0})
-    memory.note_round(0, {"0": 1.0})
-    assert memory.belongs_to({"0": 1.0}) and not memory.belongs_to({"0": 2.0})
-
-
 def test_the_last_two_rounds_of_a_client_are_kept(tmp_path):
     folder, rounds = MemoryFolder(tmp_path / "run"), [1, 4, 5, 9, 12]
     for server_round in rounds:

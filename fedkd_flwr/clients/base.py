@@ -22,7 +22,7 @@ from fedkd_flwr.clients.messages import Arrays as Arrays
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.messages import TrainReply as TrainReply
 from fedkd_flwr.clients.session import Session as Session
-from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.memory import State as MethodState
 from fedkd_flwr.models.features import FeatureExtractor
 from fedkd_flwr.models.model_pool import Architecture

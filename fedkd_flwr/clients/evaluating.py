@@ -9,7 +9,7 @@ from torch import Tensor, from_numpy, nn
 
 from fedkd_flwr.clients.local_training import LocalTraining
 from fedkd_flwr.clients.messages import Arrays, TrainReply
-from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.memory import State as MethodState
 from fedkd_flwr.models.model_pool import Architecture, plain_copy
 from fedkd_flwr.training.jobs import StepCounter, train_unless_it_diverges

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.node import Node
 from fedkd_flwr.clients.privacy_ledger import OF_STEPS
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.memory import SPENT, Memory, MemoryFolder
 from fedkd_flwr.training.dp_sgd import (
     PrivateGradients,

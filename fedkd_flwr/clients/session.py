@@ -26,8 +26,13 @@ from fedkd_flwr.clients.policy import has_noise
 from fedkd_flwr.clients.remembered import Remembered
 from fedkd_flwr.clients.safeguard import GROUPS, LOCAL, Safeguard, run_of_private_model
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.data.clients import client_indices, hash_of_public_pool, load_client, public_samples
+from fedkd_flwr.data.clients import (
+    ClientData,
+    client_indices,
+    hash_of_public_pool,
+    load_client,
+    public_samples,
+)
 from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.settings import DataPlan

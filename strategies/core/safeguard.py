@@ -16,23 +16,16 @@ from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SettingsGroup
 
 
 class SafeguardSettings(SettingsGroup):
-    """A private model of each client beside the method's, and how both are weighed.
-
-    Attributes
-    ----------
-    mode : str
-        What a client would deploy: ``none`` for the method's model alone, ``choose`` for the
-        better of this and its private model, ``blend`` for a weighted sum of their logits.
-        Validation data decide.
-    learning_rate : float
-        Learning rate of the private model; 0 for ``learning-rate``.
-    momentum : float
-        Momentum of the private model; -1 for ``momentum``.
-    """
+    """A private model of each client beside the method's, and how both are weighed."""
 
     mode: Annotated[Literal["none", "choose", "blend"], ANY_ON_NODES] = "none"
+    """What a client would deploy: ``none`` for the method's model alone, ``choose`` for the better
+    of this and its private model, ``blend`` for a weighted sum of their logits. Validation data
+    decide."""
     learning_rate: Annotated[float, OnNodes(0, 1)] = Field(default=0.0, ge=0)
+    """Learning rate of the private model; 0 for ``learning-rate``."""
     momentum: Annotated[float, OnNodes(-1, 0.99)] = Field(default=-1.0, ge=-1, lt=1)
+    """Momentum of the private model; -1 for ``momentum``."""
 
     @classmethod
     def key_of(cls, name: str) -> str:
