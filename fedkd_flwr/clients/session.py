@@ -385,12 +385,10 @@ class Session:
         architecture = self.client.architectures[0]
         model, weights = self.borrow(architecture), self.stored_model
         if not weights and self.client.keeps_model:
-            is_own, seed = self.initial_draw, self.run.plan.seed
-            weights = (
-                self.new_model().state_dict()
-                if is_own
-                else common_weights(architecture, seed, self.new_model)
-            )
+            if self.initial_draw:
+                weights = self.new_model().state_dict()
+            else:
+                weights = common_weights(architecture, self.run.plan.seed, self.new_model)
         fill_model(model, weights or {})
         return model
 
