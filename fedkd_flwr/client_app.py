@@ -32,10 +32,9 @@ from fedkd_flwr.memory import InProcessContext
 from fedkd_flwr.models.model_pool import Architecture, prepare_adjacent
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
-from strategies.core.answers import ANSWERS
 from strategies.core.flower import log
-from strategies.core.records import arrays_of, record_of
-from strategies.core.replies import decoded, encoded
+from strategies.core.masks import ANSWERS
+from strategies.core.replies import arrays_of, decoded, encoded, record_of
 
 Outcome = Message | Exception  # a reply, or the exception that prevented it
 

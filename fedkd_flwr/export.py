@@ -22,12 +22,9 @@ from fedkd_flwr.data.folders import class_names, image_files
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import Scaling, scaling_from
 from fedkd_flwr.files import replacing
-from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.custom_models import checked_custom_model
-from fedkd_flwr.models.darts.genotype import Genotype, SearchSpace
-from fedkd_flwr.models.darts.settings import SupernetSettings
-from fedkd_flwr.models.estimator_model import EstimatorModel
-from fedkd_flwr.models.estimators import estimator_to_read, is_estimator
+from fedkd_flwr.models.build import build_model, checked_custom_model
+from fedkd_flwr.models.darts.genotype import Genotype, SearchSpace, SupernetSettings
+from fedkd_flwr.models.estimators import EstimatorModel, estimator_to_read, is_estimator
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.training.blending import Blend, BlendedModel

@@ -24,8 +24,7 @@ from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.export import keep_chosen
 from fedkd_flwr.grids import FastPollingGrid, MessageGrid, SimulationGrid
-from fedkd_flwr.models.build import build_fitting, returns_probabilities
-from fedkd_flwr.models.custom_models import require_builds
+from fedkd_flwr.models.build import build_fitting, require_builds, returns_probabilities
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
 from fedkd_flwr.runs import (
@@ -46,8 +45,7 @@ from fedkd_flwr.runs import (
 )
 from fedkd_flwr.trackers import TrackerObserver
 from fedkd_flwr.training.dp_sgd import require_separate_samples
-from fedkd_flwr.training.loop import seeded, try_step
-from fedkd_flwr.training.optimizers import build_optimizer
+from fedkd_flwr.training.loop import build_optimizer, seeded, try_step
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core import flower
 from strategies.core.early_stopping import StoppedEarly

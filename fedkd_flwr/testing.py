@@ -34,10 +34,9 @@ from fedkd_flwr.models.registry import DARTS
 from fedkd_flwr.runs import Run
 from fedkd_flwr.server_app import check_models, serve
 from strategies.base import PersonalizedStrategy
+from strategies.core.exchange import count_numbers
 from strategies.core.method_record import Need
-from strategies.core.records import arrays_of
-from strategies.core.replies import TooFewRepliesError
-from strategies.core.traffic import count_numbers
+from strategies.core.replies import TooFewRepliesError, arrays_of
 from strategies.spider import SpiderSettings
 from strategies.supernets import SearchSettings
 

@@ -22,13 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import padded
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.probabilities import check_simplex
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
-from strategies.core.state import State
+from strategies.core.settings_groups import SearchRange
+from strategies.core.state import State, padded
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, ClassMeanStrategy, stacked
 
 
@@ -55,15 +54,10 @@ def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class FDState(State):
-    """What the clients learn from.
-
-    Attributes
-    ----------
-    targets : ndarray
-        Shape (N, K, K), targets of the next round; (0, K, K) before the first.
-    """
+    """What the clients learn from."""
 
     targets: NDArray[np.float32]
+    """Shape (N, K, K), targets of the next round; (0, K, K) before the first."""
 
 
 class FD(ClassMeanStrategy):

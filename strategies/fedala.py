@@ -33,7 +33,7 @@ from strategies.core.declarations import Data
 from strategies.core.method_record import Paper
 from strategies.core.metrics import GRADIENT_STEPS, TRAIN_LOSS
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 

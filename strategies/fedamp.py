@@ -32,9 +32,8 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
-from strategies.library_mixtures import MixtureStrategy
-from strategies.parameters import Model, gram_matrix, squared_distances
+from strategies.core.settings_groups import SearchRange
+from strategies.parameters import MixtureStrategy, Model, gram_matrix, squared_distances
 
 
 class FedAMPSettings(Settings):

@@ -38,7 +38,7 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.replies import Metric
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import SharedModelSettings, SharedModelStrategy
 
 

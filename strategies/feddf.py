@@ -34,8 +34,8 @@ from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.probabilities import softmax
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import SearchRange
 from strategies.core.state import named_arrays
 from strategies.kt_pfl import PAPER
 from strategies.parameters import Model, ParameterState, ParameterStrategy, expected_model
@@ -72,15 +72,10 @@ def ensemble_logits(
 
 @dataclass(frozen=True)
 class FedDFState(ParameterState):
-    """One global model per architecture; `model` is empty.
-
-    Attributes
-    ----------
-    models : dict of str to dict
-        The global models, by architecture.
-    """
+    """One global model per architecture; `model` is empty."""
 
     models: dict[str, Model]
+    """The global models, by architecture."""
 
 
 class FedDF(ParameterStrategy):

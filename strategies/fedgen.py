@@ -37,8 +37,8 @@ from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterState, ParameterStrategy
 
 COUNTS, SHARES, GENERATOR = "class-counts", "class-shares", "generator/"
@@ -71,18 +71,12 @@ class FedGenSettings(Settings):
 
 @dataclass(frozen=True)
 class FedGenState(ParameterState):
-    """The global model, the generator, and the classes it was trained on.
-
-    Attributes
-    ----------
-    generator : dict of str to ndarray
-        ``hidden`` (h, e + K), ``hidden-bias`` (h,), ``output`` (d, h) and ``output-bias`` (d,).
-    shares : ndarray
-        Shape (K,), the share of each class in the clients of the last round; 0 before the first.
-    """
+    """The global model, the generator, and the classes it was trained on."""
 
     generator: dict[str, NDArray[np.float32]]
+    """``hidden`` (h, e + K), ``hidden-bias`` (h,), ``output`` (d, h) and ``output-bias`` (d,)."""
     shares: NDArray[np.float32]
+    """Shape (K,), the share of each class in the clients of the last round; 0 before the first."""
 
 
 def new_generator(

@@ -22,7 +22,7 @@ from strategies.core.method_record import Paper
 from strategies.core.probabilities import softmax
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.prototypes import (
     HEAD_BIAS,
     HEAD_WEIGHT,
@@ -52,10 +52,7 @@ def head_step(
     classes: NDArray[np.intp],
     rate: float,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Take one gradient step of a head on the mean cross-entropy of features and their classes.
-
-    Weight (K, d), bias (K,), features (M, d), classes (M,). Return the new weight and bias.
-    """
+    """Take one gradient step of a head on features (M, d) and their classes (M,)."""
     errors = softmax(features @ weight.T + bias)
     errors[np.arange(len(classes)), classes] -= 1
     errors /= len(classes)

@@ -32,9 +32,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from strategies.core.declarations import ALPHAS, SUPERNET_SENT
 from strategies.core.method_record import Paper
-from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import ALPHAS, SUPERNET_SENT
+from strategies.core.settings_groups import SearchRange
 from strategies.method import Results
 from strategies.parameters import ParameterStrategy
 from strategies.supernets import SearchSettings

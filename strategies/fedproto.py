@@ -29,7 +29,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.core.state import State
 from strategies.prototypes import ClassMeanStrategy, FeatureSettings, mean_by_class, stacked
 
@@ -55,15 +55,10 @@ class FedProtoSettings(PrototypeSettings):
 
 @dataclass(frozen=True)
 class PrototypeState(State):
-    """The global prototypes.
-
-    Attributes
-    ----------
-    prototypes : dict of str to ndarray
-        The prototypes (K, d) and their flags (K,), by the names of messages.
-    """
+    """The global prototypes."""
 
     prototypes: dict[str, NDArray[np.float32]]
+    """The prototypes (K, d) and their flags (K,), by the names of messages."""
 
 
 def no_prototypes(num_classes: int, width: int) -> dict[str, NDArray[np.float32]]:

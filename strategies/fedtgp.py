@@ -29,8 +29,8 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import SearchRange
 from strategies.fedproto import (
     FedProto,
     PrototypeSettings,
@@ -71,16 +71,11 @@ def adaptive_margin(means: NDArray[Any], counts: NDArray[Any], threshold: float)
 
 @dataclass(frozen=True)
 class FedTGPState(PrototypeState):
-    """The global prototypes, and what generates them.
-
-    Attributes
-    ----------
-    generator : dict of str to ndarray
-        Parameters of the network that generates the prototypes: ``vectors`` (K, d), ``hidden``
-        (d, d), ``hidden-bias`` (d,), ``output`` (d, d) and ``output-bias`` (d,).
-    """
+    """The global prototypes, and what generates them."""
 
     generator: dict[str, NDArray[np.float32]]
+    """Parameters of the network that generates the prototypes: ``vectors`` (K, d), ``hidden`` (d,
+    d), ``hidden-bias`` (d,), ``output`` (d, d) and ``output-bias`` (d,)."""
 
 
 def new_generator(

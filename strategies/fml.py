@@ -22,7 +22,7 @@ from typing import Annotated
 from pydantic import Field
 
 from strategies.core.method_record import Paper
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import SharedModelSettings, SharedModelStrategy
 
 

@@ -40,13 +40,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import with_means
 from strategies.core.method_record import Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES, OnNodes
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
+from strategies.core.state import with_means
 from strategies.method import Results
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
@@ -198,14 +197,10 @@ class TeacherState(SoftPredictionState):
 
     The last of the teachers, (M + 1, P, K), is that of all other clients; it is left out if there
     are none.
-
-    Attributes
-    ----------
-    coefficients : PairMatrix
-        c, (N, N), rows on the simplex; starts at 1/N.
     """
 
     coefficients: PairMatrix
+    """c, (N, N), rows on the simplex; starts at 1/N."""
 
 
 class PersonalTeacherStrategy(SoftPredictionStrategy):
@@ -215,9 +210,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     """
 
     record = SoftPredictionStrategy.record.derived(
-        settings_type=TeacherSettings,
-        evaluates=("distilled",),
-        train_metrics=DISTILLATION_METRICS,
+        settings_type=TeacherSettings, evaluates=("distilled",), train_metrics=DISTILLATION_METRICS
     )
     settings: TeacherSettings
     teachers_are_personal = True
@@ -262,11 +255,11 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         return updated
 
     def with_new_clients(self, step: int, replies: dict[int, Reply]) -> TeacherState:
-        """Update each new client's row, and mix its teacher.
+        """Update each new client's row, and mix its teacher; other rows do not change.
 
         The server stores the teachers of the training clients, not their predictions. These
         teachers are mixed with the new client's predictions, without those of clients whose sizes
-        are unknown, in a run that an earlier version began. Rows of training clients do not change.
+        are unknown.
         """
         before = self.state.coefficients
         coefficients = before.with_members(replies)
@@ -320,10 +313,7 @@ class KTpFL(PersonalTeacherStrategy):
     """KT-pFL on soft predictions with learned coefficients (Algorithm 1)."""
 
     record = PersonalTeacherStrategy.record.derived(
-        paper=PAPER,
-        settings_type=KTpFLSettings,
-        dp_sgd=True,
-        takes_estimators=True,
+        paper=PAPER, settings_type=KTpFLSettings, dp_sgd=True, takes_estimators=True
     )
     settings: KTpFLSettings
 

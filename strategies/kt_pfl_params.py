@@ -35,16 +35,10 @@ from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.probabilities import normalized_rows
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.kt_pfl import PAPER, projected_step
 from strategies.method import Results
-from strategies.parameters import (
-    Model,
-    ParameterState,
-    ParameterStrategy,
-    gram_matrix,
-    stacked,
-)
+from strategies.parameters import Model, ParameterState, ParameterStrategy, gram_matrix, stacked
 
 
 class KTpFLParamsSettings(Settings):
@@ -75,21 +69,14 @@ def distance_gradient(
 
 @dataclass(frozen=True)
 class KTpFLParamsState(ParameterState):
-    """The initial model, the coefficients, and the models that they mix.
-
-    Attributes
-    ----------
-    coefficients : PairMatrix
-        c, (N, N), rows on the simplex; starts at 1/N.
-    repliers : ndarray
-        Shape (R,), repliers of the last round; empty before the first.
-    models : dict of str to ndarray
-        Models of these clients by kind, each (R, length).
-    """
+    """The initial model, the coefficients, and the models that they mix."""
 
     coefficients: PairMatrix
+    """c, (N, N), rows on the simplex; starts at 1/N."""
     repliers: NDArray[np.int64]
+    """Shape (R,), repliers of the last round; empty before the first."""
     models: Model
+    """Models of these clients by kind, each (R, length)."""
 
 
 class KTpFLParams(ParameterStrategy):

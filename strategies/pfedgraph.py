@@ -34,13 +34,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import BUFFERS
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.probabilities import project_onto_simplex
-from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import BUFFERS
-from strategies.library_mixtures import MixtureStrategy
-from strategies.parameters import Model
+from strategies.core.settings_groups import SearchRange
+from strategies.parameters import MixtureStrategy, Model
 
 EQUAL = 0.9
 """Cosine from which updates count as equal."""

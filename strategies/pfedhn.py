@@ -30,53 +30,39 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import padded, with_means
+from strategies.core.declarations import WEIGHTS
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
-from strategies.core.state import named_arrays
-from strategies.core.vector_kinds import WEIGHTS
+from strategies.core.settings_groups import SearchRange
+from strategies.core.state import named_arrays, padded, with_means
 from strategies.parameters import Model, ParameterState, ParameterStrategy
 
 
 @dataclass(frozen=True)
 class Network:
-    """A hypernetwork, or a gradient or velocity of one.
-
-    Attributes
-    ----------
-    embeddings : ndarray
-        v, shape (N, e).
-    weights, biases : dict of int to ndarray
-        The layers below the head, from 0: shapes (h, inputs) and (h,).
-    head : ndarray
-        Shape (d, h).
-    head_bias : ndarray
-        Shape (d,).
-    """
+    """A hypernetwork, or a gradient or velocity of one."""
 
     embeddings: NDArray[np.float32]
+    """v, shape (N, e)."""
     weights: dict[int, NDArray[np.float32]]
     biases: dict[int, NDArray[np.float32]]
+    """The layers below the head, from 0: shapes (h, inputs) and (h,)."""
     head: NDArray[np.float32]
+    """Shape (d, h)."""
     head_bias: NDArray[np.float32]
+    """Shape (d,)."""
 
 
 @dataclass(frozen=True)
 class PFedHNState(ParameterState):
-    """The mean of the clients' models, and the hypernetwork.
-
-    Attributes
-    ----------
-    network, velocity : Network
-        The hypernetwork with the clients' embeddings, and its momentum. Both are updated in place:
-        the head alone has a hundred times the parameters of a client's model.
-    """
+    """The mean of the clients' models, and the hypernetwork."""
 
     network: Network
     velocity: Network
+    """The hypernetwork with the clients' embeddings, and its momentum. Both are updated in place:
+    the head alone has a hundred times the parameters of a client's model."""
 
 
 class PFedHNSettings(Settings):

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import Model, ParameterState, ParameterStrategy, step_towards
 
 

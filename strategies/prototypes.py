@@ -43,15 +43,10 @@ class FeatureSettings(Settings):
 
 @dataclass(frozen=True)
 class HeadState(State):
-    """A shared head.
-
-    Attributes
-    ----------
-    head : dict of str to ndarray
-        Its weight (K, d) and bias (K,), by the names of messages; empty before there is one.
-    """
+    """A shared head."""
 
     head: dict[str, NDArray[Any]]
+    """Its weight (K, d) and bias (K,), by the names of messages; empty before there is one."""
 
 
 class ClassMeanStrategy(PersonalizedStrategy):

@@ -33,7 +33,7 @@ from strategies.core.declarations import of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import (
     AVERAGES,
     ParameterState,
@@ -59,30 +59,20 @@ class ScaffoldSettings(Settings):
 
 
 def counted_steps(steps: int, momentum: float) -> float:
-    """Return the number of equivalent steps without momentum, ``Σ_k (1 - m^k) / (1 - m)``.
-
-    Gradient k of K contributes to all later velocities, so it moves the model by
-    ``1 + m + … + m^(K - k)`` step sizes.
-    """
+    """Return the number of equivalent steps without momentum, ``Σ_k (1 - m^k) / (1 - m)``."""
     powers = momentum ** np.arange(1, steps + 1)
     return float(((1 - powers) / (1 - momentum)).sum())
 
 
 @dataclass(frozen=True)
 class ScaffoldState(ParameterState):
-    """The global model x and the control variates.
-
-    Attributes
-    ----------
-    control : ndarray
-        c, shape (parameters,) float32, the mean of the clients' c_n.
-    controls : dict of int to ndarray
-        c_n by partition-id, each like `control`; a client that has not replied has none. The
-        server's memory grows by one such vector per client.
-    """
+    """The global model x and the control variates."""
 
     control: NDArray[np.float32]
+    """c, shape (parameters,) float32, the mean of the clients' c_n."""
     controls: dict[int, NDArray[Any]]
+    """c_n by partition-id, each like `control`; a client that has not replied has none. The
+    server's memory grows by one such vector per client."""
 
 
 class Scaffold(ParameterStrategy):

@@ -41,8 +41,7 @@ from strategies.core.masks import packed_mask, unpacked_mask
 from strategies.core.method_record import Paper
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES
+from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, SearchRange
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
     PREDICTIONS,
@@ -90,15 +89,10 @@ def selective_mean(
 
 @dataclass(frozen=True)
 class SelectiveState(SoftPredictionState):
-    """The last teacher, and on which samples it teaches.
-
-    Attributes
-    ----------
-    kept : ndarray
-        Shape (P,) bool; all False before the first round.
-    """
+    """The last teacher, and on which samples it teaches."""
 
     kept: NDArray[np.bool_]
+    """Shape (P,) bool; all False before the first round."""
 
 
 class SelectiveFD(SoftPredictionStrategy):

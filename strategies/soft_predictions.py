@@ -18,7 +18,6 @@ from pydantic import Field
 from strategies.base import PersonalizedStrategy
 from strategies.core.declarations import Data, of_model
 from strategies.core.flower import log
-from strategies.core.growing import padded
 from strategies.core.masks import packed_mask
 from strategies.core.method_record import Need
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
@@ -32,14 +31,14 @@ from strategies.core.probabilities import (
     normalized_rows,
 )
 from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply
-from strategies.core.search import SearchRange
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
     DEFAULT_ON_NODES,
     OnNodes,
+    SearchRange,
     zero_or_at_least,
 )
-from strategies.core.state import State
+from strategies.core.state import State, padded
 from strategies.method import Results
 
 PREDICTIONS = "predictions"
@@ -110,11 +109,7 @@ class DistillationSettings(SoftPredictionSettings):
 
 
 def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str | float) -> None:
-    """Refuse options of soft predictions that a method does not have.
-
-    `allowed` has the one possible value of each. Raises `ImpossiblePlanError`, with the reason, if
-    a setting has another.
-    """
+    """Refuse options of soft predictions with another value than the one `allowed`."""
     for name, value in allowed.items():
         if (given := getattr(settings, name)) != value:
             raise ImpossiblePlanError(
@@ -124,19 +119,13 @@ def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str
 
 @dataclass(frozen=True)
 class SoftPredictionState(State):
-    """What clients learn from, and how often they were asked.
-
-    Attributes
-    ----------
-    releases : ndarray
-        Shape (N,) or longer, number of requests for predictions per client.
-    teachers : ndarray
-        Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
-        before the first.
-    """
+    """What clients learn from, and how often they were asked."""
 
     releases: NDArray[np.int64]
+    """Shape (N,) or longer, number of requests for predictions per client."""
     teachers: NDArray[Any]
+    """Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
+    before the first."""
 
 
 class SoftPredictionStrategy(PersonalizedStrategy):

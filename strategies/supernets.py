@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import with_equal_weights, with_means
+from strategies.core.declarations import ALPHAS, SUPERNET_SENT
 from strategies.core.mixing import MIXINGS
 from strategies.core.plan import Settings
 from strategies.core.probabilities import equal_weights
 from strategies.core.replies import Arrays, Reply
 from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, OnNodes
-from strategies.core.state import unsaved
-from strategies.core.vector_kinds import ALPHAS, SUPERNET_SENT
+from strategies.core.state import unsaved, with_equal_weights, with_means
 from strategies.method import Results
 from strategies.parameters import Model, ParameterState, ParameterStrategy, mix_models, mixed_model
 
@@ -42,22 +41,15 @@ class SearchSettings(Settings):
 
 @dataclass(frozen=True)
 class SupernetState(ParameterState):
-    """The initial model, the weights of the mixtures, and the mixtures.
-
-    Attributes
-    ----------
-    sharing : ndarray
-        M, shape (N, N), rows on the simplex; starts uniform. A client that fails in training
-        keeps its row, and its column is zero in the others' rows.
-    mixed : dict of str to ndarray
-        The clients' mixed models by kind, shape (N, length); empty before the first round.
-    last_replies : sequence of Reply
-        Replies of the last round of training if there are new clients. They are not saved.
-    """
+    """The initial model, the weights of the mixtures, and the mixtures."""
 
     sharing: NDArray[np.float64]
+    """M, shape (N, N), rows on the simplex; starts uniform. A client that fails in training keeps
+    its row, and its column is zero in the others' rows."""
     mixed: Model
+    """The clients' mixed models by kind, shape (N, length); empty before the first round."""
     last_replies: Sequence[Reply] = unsaved()
+    """Replies of the last round of training if there are new clients. They are not saved."""
 
 
 class SupernetStrategy(ParameterStrategy):

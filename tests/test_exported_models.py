@@ -214,13 +214,6 @@ def test_a_model_without_images_is_refused_in_one_line(models, tmp_path):
     assert cli("predict", path, __file__)[0] == 1
 
 
-def test_the_command_lists_models_of_all_runs(models):
-    assert oct(round_folder(models / "ab12", 30).stat().st_mode & 0o777) == "0o700"
-    lines = [line for line in cli("models", "list", models)[1].splitlines() if "round-" in line]
-    assert len(lines) == 2
-    assert "ab12/round-000030" in lines[0] and "75.0%" in lines[0]
-
-
 NORMED = "tests.disclosure:NormedNet"
 PAIR = {"learning-rate": 0.05, "client-split": "40/10/50", "fedapen.adaptability-rate": 0.5}
 

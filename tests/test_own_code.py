@@ -153,17 +153,6 @@ def test_what_a_run_fills_is_no_code(folder):
     assert code_digest(Log) != before
 
 
-def test_a_module_that_a_function_imports_counts_before_it_is_loaded(folder):
-    import own_losses
-
-    (folder / "own_later.py").write_text("RATE = 1\n")
-    (folder / "own_losses.py").write_text("def f():\n    import own_later\n")
-    before = code_digest(importlib.reload(own_losses).f)
-    (folder / "own_later.py").write_text("RATE = 22\n")
-    assert code_digest(own_losses.f) != before
-    assert "own_later" not in sys.modules
-
-
 def test_a_class_of_a_notebook_is_known_by_its_code(monkeypatch):
     import __main__
 

@@ -48,7 +48,7 @@ from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, OwnData, load_images, load_labels, load_node_data
 from fedkd_flwr.data.splits import split_client, stratified_order
 from fedkd_flwr.data.storage import share_samples
-from strategies.core.counts import Split
+from strategies.core.metrics import Split
 from strategies.core.randomness import random_generator
 
 Indices = NDArray[np.int64]  # positions of samples, sorted

@@ -5,10 +5,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fedkd_flwr.models.assignment import ASSIGNMENTS
-from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype, SearchSpace
-from fedkd_flwr.models.darts.settings import SMALL, STANDARD, SupernetSettings
-from fedkd_flwr.models.registry import ALLOWED, DARTS, model_name
+from fedkd_flwr.models.darts.genotype import (
+    PUBLISHED_GENOTYPE,
+    SMALL,
+    STANDARD,
+    Genotype,
+    SearchSpace,
+    SupernetSettings,
+)
+from fedkd_flwr.models.registry import ALLOWED, ASSIGNMENTS, DARTS, model_name
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
     DEFAULT_ON_NODES,
@@ -118,10 +123,7 @@ class ModelSettings(SettingsGroup):
         return tuple(model_name(name) for name in value)
 
     def check(self) -> None:
-        """Refuse options of estimators that no client has.
-
-        Raises `ValueError` with the names of the tables that there may be.
-        """
+        """Refuse options of estimators that no client has."""
         names = {_last_name(name) for name in self.models}
         if others := sorted(_read_tables(self.estimators.options).keys() - names):
             raise ValueError(
@@ -135,10 +137,7 @@ class ModelSettings(SettingsGroup):
         return one_of(value, ASSIGNMENTS)
 
     def resolved(self, dataset: str) -> "ModelSettings":
-        """Return the settings with the supernet's size filled in where it is left open.
-
-        On ``digits`` the supernet ``darts`` is `SMALL`, everywhere else `STANDARD`.
-        """
+        """Return the settings with the supernet's size filled in: `SMALL` on ``digits``."""
         is_small = dataset == DIGITS and DARTS in self.models
         default = SMALL if is_small else STANDARD
         sizes = {
@@ -153,10 +152,7 @@ class ModelSettings(SettingsGroup):
 
     @property
     def search_space(self) -> SearchSpace:
-        """Size of the models ``darts`` and ``darts-fixed``; the standard one where it is open.
-
-        Raises `ValueError` if there is no such supernet or genotype.
-        """
+        """Size of the models ``darts`` and ``darts-fixed``; the standard one where it is open."""
         settings = SupernetSettings(
             channels=self.supernet_channels or STANDARD.channels,
             cells=self.supernet_cells or STANDARD.cells,

@@ -35,11 +35,10 @@ from fedkd_flwr.files import (
     write_json,
     write_text,
 )
-from fedkd_flwr.memory import PROGRESS, Memory, SharedFolder, round_of
+from fedkd_flwr.memory import Memory, SharedFolder, round_of
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     checkpoint_files,
-    clients_folder,
     forget_checkpoints_after,
     keep_last_checkpoint,
     notes_files,
@@ -245,8 +244,7 @@ class RunDirectory(Observer):
     def _stays(self) -> bool:
         """Whether the run can be continued, and not started again, if it stops now."""
         kept = (*checkpoint_files(self.path), *notes_files(self.path))
-        noted = any(clients_folder(self.path).rglob(PROGRESS))
-        return not self._is_new or noted or any(map(Path.exists, kept))
+        return not self._is_new or any(map(Path.exists, kept))
 
     def _describe(self, configuration: "Configuration", data: DataRecord | None) -> None:
         """Write what does not change; ``config.json``, which marks a run, comes first."""

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from fedkd_flwr.config import current_config
 from fedkd_flwr.files import ArraysError, read_arrays
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
-from strategies.core.counts import MODELS, SPLITS, Counts, column_prefix
 from strategies.core.evaluations import (
     COLUMNS,
     EVALUATIONS,
@@ -30,6 +29,7 @@ from strategies.core.evaluations import (
     with_statistics,
 )
 from strategies.core.flower import log
+from strategies.core.metrics import MODELS, SPLITS, Counts, column_prefix
 from strategies.core.pair_matrix import STARTS, whole_of
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from strategies.core.search import SearchRange
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
     DEFAULT_ON_NODES,
     OnNodes,
+    SearchRange,
     SettingsGroup,
     zero_or_at_least,
 )

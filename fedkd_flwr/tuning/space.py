@@ -11,8 +11,7 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.methods import Method
 from fedkd_flwr.training.settings import TrainingSettings
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import SettingsGroup
+from strategies.core.settings_groups import SearchRange, SettingsGroup
 
 STEP_SIZE = "learning-rate"  # the setting that every search includes
 EDGE = 0.1  # a value in the first or last tenth of a range lies at its edge

@@ -51,13 +51,7 @@ class Settings(SettingsGroup):
 
 
 def multiple_or_none(value: float) -> float:
-    """Refuse a limit below the median: it would bind most clients.
-
-    Raises
-    ------
-    ValueError
-        If it is neither 0 nor a number from 1.
-    """
+    """Refuse a limit below the median, which would bind most clients; 0 is no limit."""
     if value and not 1 <= value < math.inf:
         raise ValueError("it should be at least 1, or 0 for no limit")
     return value
@@ -153,13 +147,7 @@ class PlanSettings(SettingsGroup):
         return sorted(drawn.tolist())
 
     def check(self) -> None:
-        """Refuse numbers of clients that are impossible together.
-
-        Raises
-        ------
-        ImpossiblePlanError
-            With one sentence that says what is allowed.
-        """
+        """Refuse numbers of clients that are impossible together. Raises `ImpossiblePlanError`."""
         if self.new_clients and not self.num_new:
             raise ImpossiblePlanError(
                 f"new-clients = {self.new_clients:g} of {self.num_clients} clients is less than "
