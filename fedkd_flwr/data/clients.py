@@ -4,7 +4,6 @@ Everything follows from a `DataPlan` and a partition-id, so that a server, a sim
 node of a federation derive the same data without exchanging any.
 """
 
-import functools
 import hashlib
 import math
 from dataclasses import dataclass, field
@@ -147,8 +146,7 @@ def images_of(settings: DataSettings) -> ImageSet:
     return load_images(settings.dataset, settings.data_root, settings.data_format)
 
 
-@reads_data
-@functools.lru_cache(maxsize=PLANS_KEPT)
+@reads_data(PLANS_KEPT)
 def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     settings = plan.settings
     labels = labels_of(settings)
@@ -162,8 +160,7 @@ def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     return np.setdiff1d(pool, public), public
 
 
-@reads_data
-@functools.lru_cache(maxsize=PLANS_KEPT)
+@reads_data(PLANS_KEPT)
 def client_indices(plan: DataPlan) -> list[Indices]:
     """Return the sorted positions of each client's samples, disjoint and not held out."""
     settings = plan.settings
@@ -200,8 +197,7 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
     return known[partition_id]
 
 
-@reads_data
-@functools.lru_cache(maxsize=2)
+@reads_data(2)
 def load_private(settings: DataSettings) -> ImageSet:
     """Return the whole private data set, after checking it against the settings."""
     everything = images_of(settings)
@@ -258,8 +254,7 @@ def public_set(plan: DataPlan) -> Tensor:
     )
 
 
-@reads_data
-@functools.lru_cache(maxsize=PLANS_KEPT)
+@reads_data(PLANS_KEPT)
 def scaling_of_plan(plan: DataPlan) -> Scaling:
     """Return how samples are scaled, private and public ones and those of all clients alike.
 
@@ -297,16 +292,14 @@ def _scaling_of_node(plan: DataPlan, own: Tensor, statistics: str) -> Scaling:
     return statistics_in(statistics, own.shape[1])
 
 
-@reads_data
-@functools.lru_cache(maxsize=PLANS_KEPT)
+@reads_data(PLANS_KEPT)
 def hash_of_public_pool(plan: DataPlan) -> str:
     """Return the hash of the whole public pool, by which machines compare their pools."""
     pool = public_pool(plan)
     return content_digest(pool) if len(pool) else ""
 
 
-@reads_data
-@functools.lru_cache(maxsize=PLANS_KEPT)
+@reads_data(PLANS_KEPT)
 def _loaded(plan: DataPlan) -> _Loaded:
     return _Loaded(plan)
 
@@ -316,8 +309,7 @@ def public_pool(plan: DataPlan) -> Tensor:
     return _loaded(plan).public_images
 
 
-@reads_data
-@functools.lru_cache(maxsize=2)
+@reads_data(2)
 def public_samples(plan: DataPlan, size: int, server_round: int) -> Tensor:
     """Return the public subset of a round, (P, ...) float32; all clients share one tensor."""
     pool = public_pool(plan)

@@ -1,4 +1,4 @@
-"""Custom data, as a function returns it: samples of any shape, and their classes."""
+"""Custom data and splits, as functions return them: samples of any shape, classes, clients."""
 
 import hashlib
 import inspect

@@ -1,4 +1,4 @@
-"""Folders of images: which files they contain, and the class of each."""
+"""Folders of images or clients: which files they contain, and the class and client of each."""
 
 import hashlib
 import re

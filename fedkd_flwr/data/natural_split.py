@@ -1,6 +1,5 @@
 """The natural splits: a client has the samples of its folder or file, or those of column values."""
 
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +45,7 @@ def owners_of(settings: DataSettings) -> Owners:
     return found
 
 
-@reads_data
-@functools.lru_cache(maxsize=2)
+@reads_data(2)
 def _owners_in_column(dataset: str, data_root: str, column: str) -> Owners:
     # Deferred: Arrow is loaded for tables alone.
     from fedkd_flwr.data.tables import read_column, read_table, require_column, schema_of, values_in

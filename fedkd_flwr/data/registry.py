@@ -1,9 +1,11 @@
 """The data sets and the partitions by name, without loading the code that reads or splits them."""
 
+import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from strategies.core.settings_groups import NoneOfTheAllowedError
@@ -134,16 +136,24 @@ Signature = list[tuple[str, int, int]]
 """Path, size in bytes and time of the last change, in nanoseconds, of each file in a folder."""
 
 
-CachedFunction = TypeVar("CachedFunction")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 _READERS: list[Any] = []
 _SIGNATURES: dict[Path, Signature] = {}
 
 
-def reads_data(function: CachedFunction) -> CachedFunction:
-    """Empty the cache of a function when a folder of data has changed; a decorator."""
-    _READERS.append(function)
-    return function
+def reads_data(
+    most: int | None = None,
+) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
+    """Keep what a function returns, at most so often, until a folder of data has changed."""
+
+    def decorated(function: Callable[Given, Result]) -> Callable[Given, Result]:
+        kept = functools.lru_cache(most)(function)
+        _READERS.append(kept)
+        return cast(Callable[Given, Result], kept)
+
+    return decorated
 
 
 def forget_changed_folders(*names: str) -> None:

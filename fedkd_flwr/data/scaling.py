@@ -6,7 +6,6 @@ statistics, and nodes find the hashes of their public sets equal. Those of ``aut
 samples, see `fedkd_flwr.data.clients.scaling_of_plan`.
 """
 
-import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -125,8 +124,7 @@ STANDARDIZED = {"per-pixel": standardized_per_pixel, "per-channel": standardized
 """What takes the statistics, by the value of ``input-scaling``."""
 
 
-@reads_data
-@functools.lru_cache(maxsize=2)
+@reads_data(2)
 def scaling_of(settings: DataSettings) -> Scaling:
     """Return how the samples of a run are scaled, private and public ones; not by ``auto``."""
     if settings.input_scaling in (SYMMETRIC, AUTO):

@@ -4,7 +4,6 @@ The train and test part of a data set are pooled, train first: the papers split 
 clients and then into train and test inside each client.
 """
 
-import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -91,8 +90,7 @@ def _concerning(name: str, data_format: DataFormat) -> DataFormat:
 
 
 # The caches sit behind the public functions, so that a keyword argument is no other key.
-@reads_data
-@functools.cache
+@reads_data()
 def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
     if (
         is_function(name)
@@ -107,8 +105,7 @@ def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
     return labels
 
 
-@reads_data
-@functools.cache
+@reads_data()
 def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):
@@ -140,8 +137,7 @@ def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
     return numbered(parts, [[]] * len(parts), source.classes, owner)[0]
 
 
-@reads_data
-@functools.cache
+@reads_data()
 def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet:
     if name.startswith(FOLDER):
         return _load_folder(Path(name.removeprefix(FOLDER)), data_format)
@@ -294,8 +290,7 @@ def _decoded(
     return found
 
 
-@reads_data
-@functools.cache
+@reads_data()
 def _path_in_cache(name: str, data_root: str, data_format: DataFormat) -> Path | None:
     if cache_folder() is None:
         return None
@@ -489,8 +484,7 @@ def bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
     return brightness.to(torch.uint8), rows[:, -1].astype(np.int64)
 
 
-@reads_data
-@functools.cache
+@reads_data()
 def count_classes(name: str, data_root: str, data_format: DataFormat) -> int:
     """Return the largest class of a data set plus one; see `load_labels`."""
     classes = int(load_labels(name, data_root, data_format).max()) + 1

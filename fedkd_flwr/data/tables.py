@@ -1,4 +1,4 @@
-"""Columns of data sets in Parquet and CSV files or on the Hugging Face hub, as Arrow arrays."""
+"""Data sets in Parquet and CSV files or on the Hugging Face hub: columns, and tables of numbers."""
 
 import json
 import math
