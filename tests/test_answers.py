@@ -15,7 +15,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import DamagedRunError, load_run
-from strategies.core.answers import (
+from strategies.core.masks import (
     as_text,
     check_answers,
     from_text,

@@ -15,8 +15,7 @@ from torch.nn import functional
 import fedkd_flwr
 from fedkd_flwr.clients.fedproto import TowardsPrototypes
 from fedkd_flwr.clients.prototypes import class_means
-from fedkd_flwr.models.darts.genotype import SearchSpace
-from fedkd_flwr.models.darts.settings import SupernetSettings
+from fedkd_flwr.models.darts.genotype import SearchSpace, SupernetSettings
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.registry import MODELS
 from fedkd_flwr.models.settings import ModelSettings
@@ -30,12 +29,9 @@ from fedkd_flwr.training.cohort import (
     run_together,
     train_together,
 )
-from fedkd_flwr.training.jobs import PredictJob, TrainJob
-from fedkd_flwr.training.loop import DivergedError, computing_in
-from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import build_optimizer
-from fedkd_flwr.training.regularizers import Linear, Proximal, parameters_of
-from fedkd_flwr.training.suspension import result_of
+from fedkd_flwr.training.jobs import PredictJob, TrainJob, result_of
+from fedkd_flwr.training.loop import DivergedError, build_optimizer, computing_in
+from fedkd_flwr.training.losses import Linear, Proximal, cross_entropy, parameters_of
 
 SIZES = (20, 20, 13)
 """Samples of each client. With batches of 8, the last batches differ in size."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedkd_flwr
-from fedkd_flwr.clients.fedavg import FedAvgClient
+from fedkd_flwr.clients.parameters import FedAvgClient
 from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.models import model_pool
 from fedkd_flwr.models.model_pool import (
@@ -23,10 +23,9 @@ from fedkd_flwr.models.model_pool import (
 )
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import cohort_key, predict_together, run_together, train_together
-from fedkd_flwr.training.jobs import PredictJob, TrainJob
+from fedkd_flwr.training.jobs import PredictJob, TrainJob, result_of
+from fedkd_flwr.training.loop import SGD, build_optimizer
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import SGD, build_optimizer
-from fedkd_flwr.training.suspension import result_of
 
 MLP = Architecture("mlp", (1, 4, 4), 10, ModelSettings().search_space, "cpu")
 

@@ -22,7 +22,7 @@ from fedkd_flwr.config import (
 from fedkd_flwr.config.settings_reference import settings_reference
 from fedkd_flwr.config.toml_files import parse_assignment, read_toml, upon_preset
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.models.darts.settings import OPERATIONS, SMALL, STANDARD
+from fedkd_flwr.models.darts.genotype import OPERATIONS, SMALL, STANDARD
 from strategies.core.method_record import FAMILIES
 
 ROOT = Path(__file__).parent.parent
@@ -170,7 +170,7 @@ def test_settings_that_the_method_never_reads_are_named_in_one_line():
         {**fedavg, "soft-predictions.clip-norm": 2.0, "persfl.teacher": "last"}
     )
     (warning,) = set_in_vain.warnings
-    assert warning == "fedavg does not read soft-predictions.clip-norm, persfl.teacher: ignored."
+    assert warning == "fedavg does not read persfl.teacher, soft-predictions.clip-norm: ignored."
     # Clients read the flat config, in which every key is named.
     assert read_config(set_in_vain.flat()).warnings == [warning]
     assert read_config({**fedavg, "soft-predictions.clip-norm": 0.0}).warnings == []

@@ -26,8 +26,8 @@ from fedkd_flwr.runs import (
     RunDirectory,
     RunDirectoryError,
     checkpoint_to_continue_from,
+    folders,
     load_run,
-    lock,
     read_checkpoint,
 )
 from fedkd_flwr.runs import directory as directory_module
@@ -431,7 +431,7 @@ def test_a_file_system_without_locks_is_accepted_with_a_warning(
 def test_a_full_disk_holds_the_lock_without_a_name(settings, tmp_path):
     configuration = read_config(settings)
     with file_size_limit(0):
-        lock_file = lock.lock_directory(tmp_path / "run")
+        lock_file = folders.lock_directory(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="being written by another process"):
         RunDirectory.create(tmp_path / "run", configuration)
     lock_file.close()

@@ -10,7 +10,7 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.export import save_personalized_model
-from fedkd_flwr.models.custom_models import build_custom_model, checked_custom_model
+from fedkd_flwr.models.build import build_custom_model, checked_custom_model
 from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.features import features_and_logits, fold_into, with_common_width
 from fedkd_flwr.models.layers import head_of

@@ -8,11 +8,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedkd_flwr.clients.supernets import split_parameters
-from fedkd_flwr.models.darts.fixed import FixedNetwork
-from fedkd_flwr.models.darts.genotype import Choice, Genotype, SearchSpace
+from fedkd_flwr.models.darts.genotype import (
+    OPERATIONS,
+    Choice,
+    Genotype,
+    SearchSpace,
+    SupernetSettings,
+)
 from fedkd_flwr.models.darts.operations import HalvedResolution, build_operation
-from fedkd_flwr.models.darts.settings import OPERATIONS, SupernetSettings
-from fedkd_flwr.models.darts.supernet import MixedOperation, Supernet, derive_genotype
+from fedkd_flwr.models.darts.supernet import FixedNetwork, MixedOperation, Supernet, derive_genotype
 
 DIGITS = (1, 28, 28)
 COLORS = (3, 32, 32)

@@ -24,7 +24,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.testing import ARCHITECTURE_SEARCH
-from fedkd_flwr.training import optimizers
+from fedkd_flwr.training import loop
 from strategies.core.declarations import Data, Sent, of_model
 from strategies.core.replies import Metric
 from tests import disclosure
@@ -196,7 +196,7 @@ def equal(one, other):
 
 def fix_models(monkeypatch):
     """Let no step move a weight, and no image a running statistic."""
-    for kind in (optimizers.SGD, optimizers.Adam, optimizers.AdamW):
+    for kind in (loop.SGD, loop.Adam, loop.AdamW):
         monkeypatch.setattr(kind, "step", lambda self: None)
     normalize = torch.nn.functional.batch_norm
 

@@ -29,9 +29,8 @@ from fedkd_flwr.training.dp_sgd import (
 )
 from fedkd_flwr.training.jobs import PredictJob, TrainJob
 from fedkd_flwr.training.loop import predict_logits, train_on
-from fedkd_flwr.training.losses import CoDistillation, cross_entropy
-from fedkd_flwr.training.regularizers import Proximal
-from strategies.core.counts import MODELS, metrics_of
+from fedkd_flwr.training.losses import CoDistillation, Proximal, cross_entropy
+from strategies.core.metrics import MODELS, metrics_of
 from strategies.core.privacy import privacy_spent
 from tests.disclosure import NormedNet
 

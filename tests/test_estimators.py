@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 import fedkd_flwr
 from fedkd_flwr.config import methods_with
 from fedkd_flwr.custom_objects.importing import HELD
-from fedkd_flwr.models.estimator_model import weighted_rows
+from fedkd_flwr.models.estimators import weighted_rows
 
 ROOT = Path(__file__).parents[1]
 FOREST = "sklearn.ensemble:RandomForestClassifier"

@@ -27,7 +27,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import flatten
 from fedkd_flwr.data.sources import load_images
 from fedkd_flwr.engines.doctor import check_node
-from fedkd_flwr.models.custom_models import checked_custom_model
+from fedkd_flwr.models.build import checked_custom_model
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.core.flower import parse_config_args

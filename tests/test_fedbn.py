@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, model_vectors
-from strategies.core.layer_choice import WITHOUT_BATCH_NORM
+from strategies.core.declarations import WITHOUT_BATCH_NORM
 
 HIDDEN = 8
 

@@ -9,10 +9,9 @@ from torch import nn
 from fedkd_flwr.clients.fedkd import FeaturePair, adaptive_mutual_loss
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.vectors import matrix_shapes, model_vectors
-from strategies.core.low_rank import compressed, rank_for_energy, restored
 from strategies.core.plan import RunPlan
 from strategies.core.replies import InvalidReplyError
-from strategies.fedkd import FedKD, FedKDSettings
+from strategies.fedkd import FedKD, FedKDSettings, compressed, rank_for_energy, restored
 
 
 @pytest.fixture

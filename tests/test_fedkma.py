@@ -31,8 +31,9 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_model
-from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.loop import (
+    SGD,
+    Adam,
     DivergedError,
     predict_logits,
     refresh_statistics,
@@ -175,7 +176,7 @@ def test_sharpness_is_a_power_of_the_weights():
     np.testing.assert_allclose(sharing_row(distances, labels, sharpness=3.0), expected)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("sgd", optimizers.SGD), ("adam", optimizers.Adam)])
+@pytest.mark.parametrize(("name", "kind"), [("sgd", SGD), ("adam", Adam)])
 def test_alpha_uses_the_configured_optimizer(tiny, name, kind):
     client = client_of({**tiny, "momentum": 0.7, "fedkma.alpha-optimizer": name})
     optimizer = client.alpha_optimizer(split_parameters(client.model)[0])

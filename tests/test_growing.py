@@ -20,10 +20,10 @@ from fedkd_flwr.runs import (
     read_checkpoint,
 )
 from fedkd_flwr.server_app import check_run
-from strategies.core.growing import padded, with_equal_weights, with_means
 from strategies.core.plan import PlanSettings
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import NEW_CLIENTS
+from strategies.core.state import padded, with_equal_weights, with_means
 from strategies.persfl import PERSONALIZE
 from tests.stored_runs import SUPERNET
 

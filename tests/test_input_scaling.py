@@ -29,8 +29,7 @@ from fedkd_flwr.data.scaling import (
 )
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images
-from fedkd_flwr.export import load_model, read_card
-from fedkd_flwr.export.predicting import predict
+from fedkd_flwr.export import load_model, predict, read_card
 
 HERE = "tests.test_input_scaling"
 PER_PIXEL = {"input_scaling": "per-pixel", "partition": "iid", "client_split": "75/0/25"}

@@ -18,7 +18,6 @@ FAMILIES = {
     f"strategies.{name}"
     for name in (
         "parameters",
-        "library_mixtures",
         "soft_predictions",
         "prototypes",
         "supernets",

@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.local_training import LocalTraining
-from fedkd_flwr.memory import Memory
+from fedkd_flwr.memory.memory import Memory
 from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.cohort import train_together
 from fedkd_flwr.training.jobs import TrainJob, undone_if_it_diverges
-from fedkd_flwr.training.loop import DivergedError
+from fedkd_flwr.training.loop import DivergedError, build_optimizer, scheduled_rate
 from fedkd_flwr.training.losses import (
     cross_entropy,
     cross_entropy_to_teacher,
@@ -25,7 +25,6 @@ from fedkd_flwr.training.losses import (
     kl_to_teacher,
     squared_distance,
 )
-from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 
 OWN = {
     "sgd": lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=0.01),

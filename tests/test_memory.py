@@ -27,10 +27,10 @@ from fedkd_flwr.memory import (
     forget_old_runs,
     own_context,
 )
-from fedkd_flwr.memory.round_files import read_memory, require_readable
+from fedkd_flwr.memory.folder import read_memory, require_readable
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError
 from fedkd_flwr.server_app import serve
-from fedkd_flwr.training.optimizers import build_optimizer
+from fedkd_flwr.training.loop import build_optimizer
 from strategies.core.replies import TooFewRepliesError
 
 

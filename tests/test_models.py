@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedkd_flwr.models.assignment import ASSIGNMENTS, assign_models
 from fedkd_flwr.models.build import build_model, num_parameters
-from fedkd_flwr.models.darts.genotype import SearchSpace
-from fedkd_flwr.models.darts.settings import SupernetSettings
+from fedkd_flwr.models.darts.genotype import SearchSpace, SupernetSettings
 from fedkd_flwr.models.features import (
     feature_width,
     features,
@@ -19,7 +17,7 @@ from fedkd_flwr.models.features import (
     with_common_width,
 )
 from fedkd_flwr.models.layers import HalvingMaxPool2d, head_of, layers_of
-from fedkd_flwr.models.registry import MODELS
+from fedkd_flwr.models.registry import ASSIGNMENTS, MODELS, assign_models
 
 GRAY = (1, 28, 28)
 COLOR = (3, 32, 32)

@@ -13,7 +13,7 @@ from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.cli import app
 from fedkd_flwr.clients import remembered
 from fedkd_flwr.config import ConfigError, current_config, known_names, lost_keys, read_config
-from fedkd_flwr.config.old_keys import OLD_KEYS, OldKey
+from fedkd_flwr.config.suggestions import OLD_KEYS, OldKey
 from fedkd_flwr.runs import RunDirectoryError, load_run, recorded_config
 
 RECORDED = Path(__file__).parent / "old_runs" / "config-0.1.0.json"
@@ -112,7 +112,7 @@ def test_a_run_with_a_lost_setting_is_shown_but_not_continued(old, settings, tmp
 )
 def test_of_tables_that_became_one_that_of_the_method_counts(recorded, found, monkeypatch):
     renamed = {f"{table}.old": OldKey(new="one.new") for table in ("a", "kt-pfl", "c")}
-    monkeypatch.setattr("fedkd_flwr.config.old_keys.OLD_KEYS", renamed)
+    monkeypatch.setattr("fedkd_flwr.config.suggestions.OLD_KEYS", renamed)
     strategy = {"strategy": "fedmd"}
     assert current_config({**strategy, **recorded}) == {**strategy, **found}
     assert lost_keys({**strategy, **recorded}) == {}

@@ -15,8 +15,8 @@ from fedkd_flwr.training.optional_metrics import (
     macro_f1,
     measured,
 )
-from strategies.core.counts import metric_name
 from strategies.core.evaluations import read_evaluation
+from strategies.core.metrics import metric_name
 from strategies.core.optional_metrics import check_class_counts
 from strategies.core.replies import InvalidReplyError
 

@@ -12,7 +12,7 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr.custom_objects.digests import code_digest
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom
-from fedkd_flwr.runs import RunDirectoryError, load_run, own_code
+from fedkd_flwr.runs import RunDirectoryError, load_run, provenance
 from fedkd_flwr.sweeps import run_sweep
 
 METHOD = """
@@ -116,7 +116,7 @@ def test_another_version_of_python_gives_a_note(folder, small, logged, monkeypat
     changed["code"] = {"own_method:method": "of other bytecode"}
     (run.path / "config.json").write_text(json.dumps(changed))
     fedkd_flwr.resume(run.path, num_server_rounds=2, allow_code="own_method")
-    here = own_code.python_here()
+    here = provenance.python_here()
     assert f"The run was made with Python 3.1, and this is {here}: numbers may differ" in logged()
     assert f"Python (3.1, {here})" in "".join(fedkd_flwr.compare(load_run(run.path)).notes)
 

@@ -5,13 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
-from fedkd_flwr.data.allocation import Supply
-from fedkd_flwr.data.chosen_classes import choose_classes, lognormal_two_classes, random_counts
 from fedkd_flwr.data.partitioners import (
+    Supply,
+    choose_classes,
     dirichlet_clients,
     draw_classes,
     fill_up,
+    lognormal_two_classes,
     partition_indices,
+    random_counts,
 )
 from fedkd_flwr.data.registry import PARTITIONS, DataError
 from fedkd_flwr.data.settings import DataSettings

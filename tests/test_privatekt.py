@@ -10,9 +10,8 @@ from helpers import Witness, client_of, run_with
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.counts import metrics_of
-from strategies.core.randomized_response import keep_probability, label_frequencies, randomized
-from strategies.privatekt import drawn_by_entropy
+from strategies.core.metrics import metrics_of
+from strategies.privatekt import drawn_by_entropy, keep_probability, label_frequencies, randomized
 
 
 @pytest.fixture

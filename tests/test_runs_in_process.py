@@ -11,7 +11,7 @@ from fedkd_flwr.client_app import app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data import clients
 from fedkd_flwr.data.clients import load_client
-from fedkd_flwr.export import load_model, models_of_round
+from fedkd_flwr.export import load_model, round_folder
 from fedkd_flwr.memory import own_context
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.build import build_model
@@ -250,9 +250,10 @@ def test_models_of_the_best_round_are_kept_beside_the_last(strategy, small, tmp_
     flat |= {"learning-rate": 1.0, "momentum": 0.0, "keep-best": True, "fraction-train": 0.75}
     run = fedkd_flwr.run(flat, output_dir=tmp_path / "run")
     best = int(run.summary["validation_round"]["round"])
-    kept = models_of_round(tmp_path / "models", best)
-    last = models_of_round(tmp_path / "models", 5)
-    assert list(kept) == list(last) == [0, 1, 2, 3]
+    files = sorted((tmp_path / "models").glob("round-*/*.safetensors"))
+    ends = [round_folder(tmp_path / "models", n + 1) for n in (best, 5)]
+    kept, last = ({int(f.stem): f for f in files if f.parent < end} for end in ends)
+    assert sorted(kept) == sorted(last) == [0, 1, 2, 3]
     assert len(list((tmp_path / "models").glob("round-*/*.safetensors"))) <= 8
     plan = read_config(run.config).run.data_plan
     rows = run.clients.set_index(["round", "partition_id"])["accuracy"]

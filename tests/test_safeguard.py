@@ -21,7 +21,7 @@ from fedkd_flwr.training.blending import (
     chosen,
     mixed,
 )
-from strategies.core.counts import metrics_of
+from strategies.core.metrics import metrics_of
 from strategies.core.replies import InvalidReplyError
 from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.safeguard import GUARDED, SAFEGUARD_METRICS, check_safeguarded

@@ -12,7 +12,7 @@ from scipy.stats import kstest
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from strategies.core.counts import metrics_of
+from strategies.core.metrics import metrics_of
 from strategies.core.mixing import weighted_mean, weighted_median
 from strategies.core.plan import RunPlan
 from strategies.core.privacy import (

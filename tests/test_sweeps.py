@@ -14,9 +14,9 @@ from fedkd_flwr import engines
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import load_run
-from fedkd_flwr.runs.lock import lock_directory
+from fedkd_flwr.runs.folders import lock_directory
 from fedkd_flwr.sweeps import grid_values, read_sweep, run_name, run_sweep
-from fedkd_flwr.sweeps.earlier_attempts import missing_extras
+from fedkd_flwr.sweeps.folder import missing_extras
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.toml"))
@@ -67,7 +67,7 @@ def test_settings_that_no_run_reads_are_logged_once(tmp_path, logged):
     assert logged() == [said.format(both)]
     alone = write(tmp_path, base + 'strategy = ["local"]\n')
     runs = run_sweep(alone, tmp_path / "runs")
-    said = "No run of the sweep {} reads kt-pfl.rho, fd.gamma, data-root: ignored."
+    said = "No run of the sweep {} reads fd.gamma, kt-pfl.rho, data-root: ignored."
     assert logged()[1:] == [said.format(alone)]
     # Read again, they are the runs that the file asks for.
     assert [run.path.name for run in runs] == list(read_sweep(alone))

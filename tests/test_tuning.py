@@ -29,25 +29,24 @@ from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.custom_objects.naming import register
-from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.data.clients import client_parts
+from fedkd_flwr.data.clients import ClientData, client_parts
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.plots.tuning import tuning_figures
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import Tuned, tune
 from fedkd_flwr.tuning import study as studies
-from fedkd_flwr.tuning.halving import (
+from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
+from fedkd_flwr.tuning.study import (
     largest_bracket,
     rungs_of,
     steps_of_local,
 )
-from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
 from fedkd_flwr.tuning.trial_runs import TrialRuns
 from fedkd_flwr.tuning.tuning import _interval, _notes
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 
 BASE = {
     **SMALL,
