@@ -56,7 +56,6 @@ LONGEST = (
     "test_null_methods",
     "test_benchmarks",
     "test_side_by_side",
-    "test_gpu_benchmark",
     "test_stop",
 )
 """Files of the other long proofs. All others are short, and end alike in all processes."""

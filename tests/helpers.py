@@ -17,7 +17,8 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client, train_together
 from fedkd_flwr.clients.policy import TRUSTED_NODE
-from fedkd_flwr.config import read_config
+from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import serve
@@ -61,6 +62,14 @@ def stopped(settings, folder, last_round):
     with pytest.raises(KeyboardInterrupt):
         fedkd_flwr.run(settings, output_dir=folder, on_round=stop)
     return folder
+
+
+def assert_refused(sentence, settings, folder):
+    """Require that settings are refused in one line, and that nothing is written."""
+    with pytest.raises((ConfigError, DataError), match=sentence) as refused:
+        fedkd_flwr.run(settings, output_dir=folder)
+    assert "\n" not in str(refused.value)
+    assert not folder.exists()
 
 
 def change_json(path, **entries):
