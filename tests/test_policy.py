@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from federation import images_of
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from helpers import Witness, run_with, write_image_folder, write_parquet
+from helpers import Witness, pyproject_config, run_with, write_image_folder, write_parquet
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr import files
-from fedkd_flwr.bundles.approved import read_approvals, revoke
-from fedkd_flwr.bundles.approved_runs import approve_run, digest_of_run
+from fedkd_flwr.bundles.approved import Approval, add, read_approvals, revoke
+from fedkd_flwr.bundles.approved_runs import NOISE_SEEDS, OWN_NOISE, approve_run, digest_of_run
 from fedkd_flwr.cli import app as cli
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
@@ -36,7 +36,13 @@ from fedkd_flwr.clients.policy import (
     read_policy,
 )
 from fedkd_flwr.clients.privacy_ledger import DamagedLedgerError, PrivacyLedger
-from fedkd_flwr.config import RunConfig, named_code, read_config
+from fedkd_flwr.config import (
+    ALL_CONNECTED,
+    ConfigError,
+    RunConfig,
+    named_code,
+    read_config,
+)
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS, REGISTERED
 from strategies.base import PersonalizedStrategy
@@ -175,6 +181,29 @@ def test_the_digest_of_a_run_does_not_depend_on_the_machine(small, tmp_path, mon
     assert digest_of_run({**named, "learning-rate": 0.5}) not in digests
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset": "fashion-mnist", "strategy": "fml", "models": ["lenet", "mlp"]},
+        {"strategy": "fedkma", "models": "darts", "local-epochs": "3"},
+        {"dataset": "folder:silos", "client-column": "writer", "batch-size": 8},
+        {"dataset": "unloaded_code:data", "models": "unloaded_code:Net"},
+    ],
+)
+def test_fedkd_run_and_flwr_run_ask_for_the_same(changes):
+    """One fills in what `client-split`, `input-scaling` or `supernet-cells` leave open."""
+    plain = {key: ",".join(v) if isinstance(v, list) else v for key, v in changes.items()}
+    by_flwr = {**pyproject_config(), **plain}
+    by_fedkd = read_config({**ALL_CONNECTED, **changes}).for_flower()
+    assert digest_of_run(by_fedkd) == digest_of_run(by_flwr)
+    assert digest_of_run(by_flwr) != digest_of_run({**by_flwr, "client-split": "50/0/50"})
+
+
+def test_a_digest_imports_no_method():
+    custom = {"strategy": "unloaded_code:mine", "own-settings": "mine.mu = 1"}
+    assert digest_of_run(custom) != digest_of_run({**custom, "own-settings": "mine.mu = 2"})
+
+
 def test_the_range_of_a_batch_follows_the_node(small, silo):
     silo["min-class-count"] = 17
     assert "batch-size has to be from min-class-count to 4096" in refusal(silo, {**small, **SILO})
@@ -298,10 +327,13 @@ def test_without_a_budget_of_its_own_a_node_spends_at_most_ten(small, silo, tmp_
     assert privacy_spent(2.0, served, 1e-5) <= 10 < privacy_spent(2.0, served + 1, 1e-5)
 
 
-@pytest.mark.parametrize("seed", [0, 7])
-def test_a_noise_seed_is_refused_in_a_deployment(seed, small, silo):
-    small |= {**SILO, **NOISE, "soft-predictions.noise-seed": seed}
-    assert "noise-seed" in refusal(silo, small)
+@pytest.mark.parametrize("key", NOISE_SEEDS)
+def test_a_noise_seed_is_refused_in_approved_runs_too(key, small, silo, tmp_path):
+    small |= {**SILO, **NOISE, key: 0}
+    add(Approval(digest_of_run(small), "of a test"), tmp_path / "approved")
+    assert OWN_NOISE in refusal({**silo, "approved-runs": str(tmp_path / "approved")}, small)
+    with pytest.raises(ConfigError, match="No node takes part in this run: a node draws its own"):
+        approve_run(small, tmp_path / "approved")
     assert client_on({**silo, "trust-server": True}, small)
 
 

@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
 from fedkd_flwr.bundles.approved import read_approvals
-from fedkd_flwr.bundles.approved_runs import APPROVED_RUNS, digest_of_run
+from fedkd_flwr.bundles.approved_runs import (
+    APPROVED_RUNS,
+    OWN_NOISE,
+    digest_of_run,
+    fixes_noise,
+)
 from fedkd_flwr.clients.names_in_config import data_sets_read, overlap, place_of
 from fedkd_flwr.config import Configuration, named_code
 from fedkd_flwr.config.run_config import RunConfig
@@ -172,6 +177,8 @@ class NodePolicy(SettingsGroup):
             With the setting and its range, or the key of the node config that forbids it.
         """
         run, settings = configuration.run, configuration.settings
+        if fixes_noise(configuration) and not self.trust_server:
+            raise PolicyError(OWN_NOISE)
         if not (self.trust_server or self.approves(run_config or configuration.flat())):
             if not self._allows_method(run):
                 raise PolicyError("the method of the run is not in allow-methods of this node")
