@@ -8,9 +8,9 @@
 # The script makes keys in FOLDER, starts a SuperLink and NODES SuperNodes, and registers their keys.
 # Start runs in another terminal with the command that it prints. No environment has to be activated:
 # programs are taken from FEDKD_BIN, from .venv beside this folder, or from the PATH.
-# Client apps are executed by `fedkd superexec`, as in a deployment: of this folder's code as it is
-# at the start. PROCESSES=fresh does so without forking; PROCESSES=flower leaves it to Flower's own
-# SuperExec, which executes any code.
+# Nodes are started by `fedkd start-node`, and execute this folder's code as it is at the start.
+# PROCESSES=fresh does so without forking. PROCESSES=flower starts Flower's own SuperNode, which
+# executes any code.
 #
 # These nodes trust the server, and share the data set of the run. To rehearse a deployment, give
 # them another node config in NODE_CONFIG; %n in it becomes the number of the node:
@@ -43,10 +43,10 @@ if [ "${2:-}" = restart ] && [ -f "$folder/processes" ]; then
     processes=$(cat "$folder/processes")
     config=$(cat "$folder/node-config")
 fi
-# Options of `fedkd superexec`.
 case $processes in
-forked | flower) superexec=() ;;
-fresh) superexec=(--fresh-processes) ;;
+forked) supernode=(fedkd start-node) ;;
+fresh) supernode=(fedkd start-node --fresh-processes) ;;
+flower) supernode=(flower-supernode) ;;
 *)
     echo "PROCESSES is forked, fresh or flower, not $processes." >&2
     exit 1
@@ -66,32 +66,20 @@ stop() {
 
 stop_all() {
     local file
-    for file in "$folder"/app-*.pid "$folder"/node-*.pid "$folder"/superlink.pid; do
+    for file in "$folder"/node-*.pid "$folder"/superlink.pid; do
         if [ -f "$file" ]; then stop "$(basename "$file" .pid)"; fi
     done
 }
 
 # In a deployment, each operator decides what a node allows (docs/how-to/deploy-operate.md).
 start_node() {
-    local isolation=()
-    if [ "$processes" != flower ]; then
-        isolation=(--isolation process --superexec-auth-secret-file "$folder/superexec.secret")
-        start_app "$1"
-    fi
-    nohup flower-supernode --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) "${isolation[@]}" \
+    FEDKD_APPROVED_BUNDLES="$folder/approved-bundles" nohup "${supernode[@]}" \
+        --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) \
         --root-certificates "$folder/keys/ca.crt" \
         --auth-supernode-private-key "$folder/keys/node-$1" \
         --node-config "partition-id=$1 num-partitions=$nodes state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\" ${config//%n/$1}" \
         >>"$folder/node-$1.log" 2>&1 &
     echo $! >"$folder/node-$1.pid"
-}
-
-# The app process of a node, which executes the bundle of this folder's clone alone.
-start_app() {
-    FEDKD_APPROVED_BUNDLES="$folder/approved-bundles" nohup fedkd superexec "${superexec[@]}" \
-        --insecure --runtime-api-address "127.0.0.1:$((port + 1 + $1))" \
-        --superexec-auth-secret-file "$folder/superexec.secret" >>"$folder/app-$1.log" 2>&1 &
-    echo $! >"$folder/app-$1.pid"
 }
 
 case ${2:-} in
@@ -108,7 +96,6 @@ restart)
         echo "No federation runs in $folder." >&2
         exit 1
     }
-    stop "app-$n"
     stop "node-$n"
     start_node "$n"
     echo "Node $n is started again, process $(cat "$folder/node-$n.pid"); its log is $folder/node-$n.log"
@@ -133,7 +120,6 @@ for ((n = 0; n < nodes; n++)); do names+=(--node "node-$n"); done
 python "$root/deploy/make_keys.py" "$folder/keys" "${names[@]}"
 
 if [ "$processes" != flower ]; then
-    head -c 32 /dev/urandom >"$folder/superexec.secret"
     (cd "$folder" && rm -f ./*.fab && flwr build --app "$root" >/dev/null)
     fedkd bundles approve "$folder"/*.fab --list "$folder/approved-bundles"
 fi

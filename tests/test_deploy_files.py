@@ -9,7 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedkd_flwr.bundles import forking
+from fedkd_flwr.cli import app
 from fedkd_flwr.engines.superlink import quiet_environment
 
 ROOT = Path(__file__).parent.parent
@@ -58,15 +61,13 @@ def test_systemd_finds_nothing_wrong_with_a_service(service, tmp_path):
 
 
 def test_the_node_and_its_app_are_different_users():
-    def read(name):
-        return (DEPLOY / name).read_text()
-
-    node, app = read("fedkd-supernode@.service"), read("fedkd-app@.service")
-    users = [re.search("^User=(.+)$", text, re.M)[1] for text in (node, app)]
+    names = "fedkd-supernode@.service", "fedkd-app@.service"
+    node, execution = ((DEPLOY / name).read_text() for name in names)
+    users = [re.search("^User=(.+)$", text, re.M)[1] for text in (node, execution)]
     assert users == ["fedkd-node", "fedkd-app"]
-    assert "node.key" not in app
+    assert "node.key" not in execution
     assert "--isolation process" in node
-    assert "fedkd superexec" in app
+    assert "fedkd superexec" in execution
 
 
 def test_the_superlink_listens_on_this_machine_alone():
@@ -170,6 +171,25 @@ def test_a_node_is_restarted_as_the_federation_was_started(programs, tmp_path):
     assert restarted == started
     assert "--isolation" not in started and "trust-server" not in started
     assert started.endswith('data-path="/srv/0" epsilon-budget=inf')
+
+
+def test_a_node_ends_with_its_connection(programs, tmp_path, monkeypatch):
+    """Both processes share a secret of their own, and stop together."""
+    note = f"echo \"$@\" >>'{tmp_path}/options'"
+    for name, then in (("flower-supernode", "sleep 2"), ("fedkd", "exec sleep 300")):
+        (programs / name).write_text(f"#!/bin/sh\n{note}\n{then}\n")
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setattr(forking.signal, "signal", lambda *_: None)
+    options = ["--superlink", "a:443", "--node-config", "partition-id=0", "--port", "9100"]
+    shown = CliRunner().invoke(app, ["start-node", *options])
+    assert (shown.exit_code, "flower-supernode has ended" in shown.output) == (1, True)
+    assert "trust-server = false" in shown.output
+    node, execution = sorted((tmp_path / "options").read_text().splitlines())
+    assert execution.startswith("superexec --insecure --runtime-api-address 127.0.0.1:9100")
+    assert "--superlink a:443 --isolation process --host 127.0.0.1 --port 9100" in node
+    assert node.split()[-1] == execution.split()[-1] and not Path(node.split()[-1]).exists()
+    refused = CliRunner().invoke(app, ["start-node", "--node-config", "partition=0"])
+    assert "unknown partition in the node's config" in refused.output
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/b", ".hidden", "", "ca.key", "a b"])
