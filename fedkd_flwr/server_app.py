@@ -24,7 +24,7 @@ from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.export import keep_chosen
-from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
+from fedkd_flwr.grids import Closing, DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
 from fedkd_flwr.models.build import build_fitting, returns_probabilities
 from fedkd_flwr.models.custom_models import require_builds
 from fedkd_flwr.models.estimators import names_estimator
@@ -344,6 +344,8 @@ def run_rounds(
     if isinstance(grid, MessageGrid):
         grid.duration = DurationEstimate(rounds)
         directory.memories = grid.memories
+    if isinstance(grid, FastPollingGrid) and grid.is_federation and plan.close_after:
+        grid.closing = Closing(plan.close_after, plan.min_replies)
     if directory.newcomers:
         log(INFO, "The run is finished; %d clients join it", len(directory.newcomers))
         directory.newcomers_received(strategy.receive_newcomers(grid).tables[NEW_CLIENTS])

@@ -24,8 +24,8 @@ class ClientInfo:
         D_n, the number of its private training samples.
     test_size, validation_size : int
         Sizes of its test and validation splits.
-    public_hash : str
-        Hash of its public set.
+    public_hash, public_size : str, int
+        Hash of its public set, and the number of its samples.
     num_clients : int
         Number of clients among which its data set is divided; 0 for a client with its own data.
     versions : str
@@ -43,6 +43,7 @@ class ClientInfo:
     test_size: int = 0
     validation_size: int = 0
     public_hash: str = ""
+    public_size: int = 0
     num_clients: int = 0
     versions: str = ""
     classes_hash: str = ""
@@ -76,6 +77,7 @@ def read_client(answer: Message) -> ClientInfo:
             test_size=int(metrics["test-size"]),  # type: ignore[arg-type]
             validation_size=int(metrics["validation-size"]),  # type: ignore[arg-type]
             public_hash=shortened(info.get("public-hash", "")),
+            public_size=int(str(info.get("public-size", 0))),
             num_clients=int(str(info.get("num-clients", 0))),
             versions=shortened(info.get("versions", "")),
             classes_hash=shortened(info.get("classes-hash", "")),
