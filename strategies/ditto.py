@@ -24,6 +24,7 @@ from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import OnNodes
 from strategies.parameters import ParameterStrategy
 
 
@@ -38,8 +39,8 @@ class DittoSettings(Settings):
     """
 
     table = "ditto"
-    personalization_weight: Annotated[float, SearchRange(0.03, 3.0, log=True)] = Field(
-        default=1.0, ge=0
+    personalization_weight: Annotated[float, SearchRange(0.03, 3.0, log=True), OnNodes(0, 10)] = (
+        Field(default=1.0, ge=0)
     )
 
 

@@ -16,6 +16,7 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import OnNodes
 from strategies.parameters import ParameterStrategy
 
 
@@ -45,7 +46,7 @@ class FineTuningSettings(Settings):
     """
 
     table = "fedavg-ft"
-    epochs: Annotated[int, SearchRange(1, 20, log=True)] = Field(default=5, ge=1)
+    epochs: Annotated[int, SearchRange(1, 20, log=True), OnNodes(1, 100)] = Field(default=5, ge=1)
 
 
 class FedAvgFineTuned(FedAvg):

@@ -12,10 +12,13 @@ Differences from the paper
 - Clients may be sampled; in the paper all clients participate in each round.
 """
 
+from typing import Annotated
+
 from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.parameters import ParameterStrategy
 
 
@@ -30,7 +33,7 @@ class FedPerSettings(Settings):
     """
 
     table = "fedper"
-    personal_layers: int = Field(default=1, ge=1)
+    personal_layers: Annotated[int, ANY_ON_NODES] = Field(default=1, ge=1)
 
 
 class FedPer(ParameterStrategy):

@@ -30,6 +30,7 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, Reply
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes
 from strategies.core.state import State
 from strategies.prototypes import ClassMeanStrategy, FeatureSettings, mean_by_class, stacked
 
@@ -49,8 +50,10 @@ class PrototypeSettings(FeatureSettings):
         ``prototype`` predicts the class of the nearest prototype, ``head`` uses the model's head.
     """
 
-    prototype_weight: Annotated[float, SearchRange(0.1, 30.0, log=True)] = Field(default=1.0, ge=0)
-    predict: Literal["prototype", "head"] = "prototype"
+    prototype_weight: Annotated[float, SearchRange(0.1, 30.0, log=True), OnNodes(0, 10)] = Field(
+        default=1.0, ge=0
+    )
+    predict: Annotated[Literal["prototype", "head"], ANY_ON_NODES] = "prototype"
 
 
 class FedProtoSettings(PrototypeSettings):

@@ -20,6 +20,7 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import OnNodes
 from strategies.parameters import ParameterStrategy
 
 
@@ -33,7 +34,9 @@ class FedProxSettings(Settings):
     """
 
     table = "fedprox"
-    mu: Annotated[float, SearchRange(0.001, 1.0, log=True)] = Field(default=0.01, ge=0)
+    mu: Annotated[float, SearchRange(0.001, 1.0, log=True), OnNodes(0, 0.1)] = Field(
+        default=0.01, ge=0
+    )
 
 
 class FedProx(ParameterStrategy):

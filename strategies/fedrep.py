@@ -22,6 +22,7 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.search import SearchRange
+from strategies.core.settings_groups import OnNodes
 from strategies.parameters import ParameterStrategy
 
 
@@ -35,7 +36,9 @@ class FedRepSettings(Settings):
     """
 
     table = "fedrep"
-    head_epochs: Annotated[int, SearchRange(1, 10, log=True)] = Field(default=10, ge=1)
+    head_epochs: Annotated[int, SearchRange(1, 10, log=True), OnNodes(1, 100)] = Field(
+        default=10, ge=1
+    )
 
 
 class FedRep(ParameterStrategy):

@@ -7,7 +7,7 @@ d.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import OnNodes
 from strategies.core.state import State
 
 CLASS_MEANS = "class-means"
@@ -43,7 +44,7 @@ class FeatureSettings(Settings):
         number where they agree, else 64.
     """
 
-    feature_width: int = Field(default=0, ge=0)
+    feature_width: Annotated[int, OnNodes(0, 4096)] = Field(default=0, ge=0)
 
 
 @dataclass(frozen=True)

@@ -124,23 +124,37 @@ def test_only_allowed_methods_are_served(small, silo):
     assert "allow-methods" in refusal(silo, small, strategy="scaffold")
 
 
+WITHOUT_RANGES = (
+    *("fednas", "hypcluster", "fesem", "feddf", "pfeddf", "pfedhn", "spider", "fd", "fedgh"),
+    *("fml", "fedkd", "fedmrl", "fedapen", "fedtgp", "scaffold", "feddyn", "fedgen", "fedntd"),
+    *("moon", "per-fedavg", "pfedme", "apfl", "fedala", "fedbabu", "kt-pfl-params", "fedamp"),
+    *("pfedgraph", "fedfomo"),
+)
+"""Methods whose own settings have their defaults, except in approved runs."""
+
 DECIDED = [*RunConfig.fields_by_key().items()]
 DECIDED += [
     item
-    for method in METHODS.values()
-    if method.record.family in ("soft predictions", "nothing")
+    for name, method in METHODS.items()
+    if name not in WITHOUT_RANGES
     for item in method.record.settings_type.fields_by_key().items()
 ]
 
 
 @pytest.mark.parametrize(("key", "field"), DECIDED, ids=[key for key, _ in DECIDED])
-def test_each_setting_of_the_default_methods_says_what_nodes_accept(key, field):
-    marks = [mark for mark in field.metadata if isinstance(mark, OnNodes)]
-    assert marks or {DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS} & {*filter(is_text, field.metadata)}
+def test_each_setting_says_what_nodes_accept(key, field):
+    assert is_decided(field)
 
 
-def is_text(mark):
-    return isinstance(mark, str)
+@pytest.mark.parametrize("strategy", WITHOUT_RANGES)
+def test_other_methods_need_approval_for_their_own_settings(strategy):
+    fields = METHODS[strategy].record.settings_type.fields_by_key().values()
+    assert not all(map(is_decided, fields))
+
+
+def is_decided(field):
+    words = (DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS)
+    return any(isinstance(mark, OnNodes) or mark in words for mark in field.metadata)
 
 
 @pytest.mark.parametrize(
@@ -209,12 +223,14 @@ def test_the_range_of_a_batch_follows_the_node(small, silo):
     assert "batch-size has to be from min-class-count to 4096" in refusal(silo, {**small, **SILO})
 
 
-def test_settings_of_other_families_have_their_defaults(small, silo):
-    silo["allow-methods"] = "fedprox"
-    small |= {**SILO, "strategy": "fedprox"}
+def test_own_settings_of_a_method_lie_in_their_ranges_or_have_their_defaults(small, silo):
+    silo["allow-methods"] = "fedprox,moon"
+    small |= {**SILO, "strategy": "fedprox", "fedprox.mu": 0.1}
     assert client_on(silo, small)
-    assert "fedprox.mu has to be its default" in refusal(silo, small, **{"fedprox.mu": 5.0})
-    assert client_on(silo, small, **{"moon.mu": 5.0})  # of another method
+    assert "fedprox.mu has to be from 0 to 0.1" in refusal(silo, small, **{"fedprox.mu": 5.0})
+    small |= {"strategy": "moon", "fedprox.mu": 5.0}  # of another method
+    assert client_on(silo, small)
+    assert "moon.mu has to be its default" in refusal(silo, small, **{"moon.mu": 5.0})
 
 
 def test_an_approval_says_what_leaves(tmp_path):
