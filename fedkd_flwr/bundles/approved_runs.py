@@ -14,7 +14,7 @@ from fedkd_flwr.config import (
     named_code,
     read_config,
 )
-from fedkd_flwr.config.run_config import RunConfig, as_scalar
+from fedkd_flwr.config.run_config import RunConfig
 from fedkd_flwr.data.registry import FOLDER
 from strategies.core.settings_groups import DEFAULT_ON_NODES
 from strategies.soft_predictions import SoftPredictionSettings
@@ -53,21 +53,8 @@ def digest_of_run(run_config: Mapping[str, Any]) -> str:
     if str(asked["dataset"]).startswith(FOLDER):
         # A mere name for nodes with own data; each machine completes it by its working directory.
         asked["dataset"] = FOLDER + Path(str(asked["dataset"]).removeprefix(FOLDER)).name
-    values = {key: _comparable(value) for key, value in asked.items() if key not in FREE_KEYS}
+    values = {key: value for key, value in asked.items() if key not in FREE_KEYS}
     return digest_of(json.dumps(values, sort_keys=True).encode())
-
-
-def _comparable(value: Any) -> str:
-    """Return a value as text, so that 1, 1.0 and "1" are one."""
-    scalar = as_scalar(tuple(value) if isinstance(value, list) else value)
-    return ",".join(map(_number_or_text, str(scalar).split(",")))
-
-
-def _number_or_text(word: str) -> str:
-    try:
-        return repr(float(word))
-    except ValueError:
-        return word.strip()
 
 
 def approve_run(values: Mapping[str, Any], file: Path) -> tuple[Approval, Configuration]:
