@@ -9,8 +9,6 @@
 # Start runs in another terminal with the command that it prints. No environment has to be activated:
 # programs are taken from FEDKD_BIN, from .venv beside this folder, or from the PATH.
 # Nodes are started by `fedkd start-node`, and execute this folder's code as it is at the start.
-# PROCESSES=fresh does so without forking. PROCESSES=flower starts Flower's own SuperNode, which
-# executes any code.
 #
 # These nodes trust the server, and share the data set of the run. To rehearse a deployment, give
 # them another node config in NODE_CONFIG; %n in it becomes the number of the node:
@@ -33,25 +31,14 @@ fi
 export PATH="$bin:$PATH" FLWR_HOME="$folder/flwr"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-# Seconds between checks for new processes; Flower's default is 1.
+# Seconds between the SuperLink's checks for new processes; Flower's default is 1.
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=${FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.2}
 
-processes=${PROCESSES:-forked}
 config=${NODE_CONFIG:-trust-server=true}
 # A node is restarted as the federation was started.
-if [ "${2:-}" = restart ] && [ -f "$folder/processes" ]; then
-    processes=$(cat "$folder/processes")
+if [ "${2:-}" = restart ] && [ -f "$folder/node-config" ]; then
     config=$(cat "$folder/node-config")
 fi
-case $processes in
-forked) supernode=(fedkd start-node) ;;
-fresh) supernode=(fedkd start-node --fresh-processes) ;;
-flower) supernode=(flower-supernode) ;;
-*)
-    echo "PROCESSES is forked, fresh or flower, not $processes." >&2
-    exit 1
-    ;;
-esac
 
 # Stop the process whose id is in a file of FOLDER, and wait until it has ended.
 stop() {
@@ -73,7 +60,7 @@ stop_all() {
 
 # In a deployment, each operator decides what a node allows (docs/how-to/deploy-operate.md).
 start_node() {
-    FEDKD_APPROVED_BUNDLES="$folder/approved-bundles" nohup "${supernode[@]}" \
+    FEDKD_APPROVED_BUNDLES="$folder/approved-bundles" nohup fedkd start-node \
         --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) \
         --root-certificates "$folder/keys/ca.crt" \
         --auth-supernode-private-key "$folder/keys/node-$1" \
@@ -111,7 +98,6 @@ if [ -f "$folder/superlink.pid" ] && kill -0 "$(cat "$folder/superlink.pid")" 2>
 fi
 echo "$port" >"$folder/port"
 echo "$nodes" >"$folder/nodes"
-echo "$processes" >"$folder/processes"
 echo "$config" >"$folder/node-config"
 trap 'trap - EXIT INT TERM; stop_all; wait' EXIT INT TERM
 
@@ -119,10 +105,8 @@ names=()
 for ((n = 0; n < nodes; n++)); do names+=(--node "node-$n"); done
 python "$root/deploy/make_keys.py" "$folder/keys" "${names[@]}"
 
-if [ "$processes" != flower ]; then
-    (cd "$folder" && rm -f ./*.fab && flwr build --app "$root" >/dev/null)
-    fedkd bundles approve "$folder"/*.fab --list "$folder/approved-bundles"
-fi
+(cd "$folder" && rm -f ./*.fab && flwr build --app "$root" >/dev/null)
+fedkd bundles approve "$folder"/*.fab --list "$folder/approved-bundles"
 
 mkdir -p "$FLWR_HOME"
 cat >"$FLWR_HOME/config.toml" <<EOF

@@ -138,9 +138,8 @@ def programs(tmp_path):
     waits = "exec sleep 300"
     named = {
         "flower-superlink": waits,
-        "flower-supernode": f"echo \"$@\" >>'{tmp_path}/options'\n{waits}",
+        "fedkd": f"[ $1 = bundles ] && exit; echo \"$@\" >>'{tmp_path}/options'\n{waits}",
         "flwr": "exit 0",
-        "fedkd": waits,
         "python": f"exec '{sys.executable}' \"$@\"",
     }
     for name, line in named.items():
@@ -154,7 +153,7 @@ def programs(tmp_path):
 def test_a_node_is_restarted_as_the_federation_was_started(programs, tmp_path):
     script = ["bash", DEPLOY / "local_federation.sh", tmp_path / "federation"]
     given = {**os.environ, "FEDKD_BIN": str(programs)}
-    chosen = {"PROCESSES": "flower", "NODE_CONFIG": 'data-path="/srv/%n" epsilon-budget=inf'}
+    chosen = {"NODE_CONFIG": 'data-path="/srv/%n" epsilon-budget=inf'}
     with subprocess.Popen(
         [*script, "1"], env={**given, **chosen}, stdout=subprocess.PIPE, text=True
     ) as federation:
@@ -169,7 +168,7 @@ def test_a_node_is_restarted_as_the_federation_was_started(programs, tmp_path):
             subprocess.run([*script, "stop"], env=given, check=True, capture_output=True)
     started, restarted = (tmp_path / "options").read_text().splitlines()
     assert restarted == started
-    assert "--isolation" not in started and "trust-server" not in started
+    assert started.startswith("start-node") and "trust-server" not in started
     assert started.endswith('data-path="/srv/0" epsilon-budget=inf')
 
 
@@ -178,6 +177,7 @@ def test_a_node_ends_with_its_connection(programs, tmp_path, monkeypatch):
     note = f"echo \"$@\" >>'{tmp_path}/options'"
     for name, then in (("flower-supernode", "sleep 2"), ("fedkd", "exec sleep 300")):
         (programs / name).write_text(f"#!/bin/sh\n{note}\n{then}\n")
+        (programs / name).chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(forking.signal, "signal", lambda *_: None)
     options = ["--superlink", "a:443", "--node-config", "partition-id=0", "--port", "9100"]

@@ -37,21 +37,8 @@ PRELOADED = ["__main__", "fedkd_flwr.bundles.preloaded"]
 """What the fork server imports; each process would import ``__main__`` otherwise."""
 
 
-class ForkingUnsafeError(OSError):
-    """A system on which processes cannot be forked safely."""
-
-
 def fork_client_apps() -> None:
-    """Start the fork server, and let Flower's executor start its processes from there.
-
-    Raises `ForkingUnsafeError` if the system is not Linux: libraries of macOS start threads, which
-    a fork breaks.
-    """
-    if sys.platform != "linux":
-        raise ForkingUnsafeError(
-            "Processes can be forked safely on Linux alone; "
-            "here, type: fedkd superexec --fresh-processes OPTIONS"
-        )
+    """Start the fork server, and let Flower's executor start its processes from there."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()
     flower.replace("subprocess", SimpleNamespace(Popen=start_forked))
@@ -105,7 +92,7 @@ def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) ->
     """Run Flower's ``flower-superexec`` for ClientApps of approved bundles alone.
 
     `fresh_processes` starts a new Python for each message, instead of forking one that has loaded
-    PyTorch. Raises `ForkingUnsafeError` if processes cannot be forked here.
+    PyTorch. So do other systems than Linux: libraries of macOS start threads, which a fork breaks.
     """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
     os.environ[FOLDER_VARIABLE] = str(new_folder(arguments))
@@ -114,7 +101,7 @@ def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) ->
     flower.AutoExecPlugin.supported_task_types = frozenset({client_app})
     flower.TASK_TYPE_TO_COMMAND.clear()
     flower.TASK_TYPE_TO_COMMAND[client_app] = CLIENT_APP_PROGRAM
-    if not fresh_processes:
+    if sys.platform == "linux" and not fresh_processes:
         fork_client_apps()
     sys.argv = ["flower-superexec", *arguments]
     flower.flower_superexec()

@@ -162,10 +162,6 @@ def start_node(
 
 def superexec(context: typer.Context, fresh_processes: FreshProcesses = False) -> None:
     """Execute approved bundles for a SuperNode; also takes the options of flower-superexec."""
-    from fedkd_flwr.bundles.forking import ForkingUnsafeError, run_superexec
+    from fedkd_flwr.bundles.forking import run_superexec
 
-    try:
-        run_superexec(context.args, fresh_processes=fresh_processes)
-    except ForkingUnsafeError as error:
-        say(("Error:", "bold red"), f" {error}", to=errors())
-        raise typer.Exit(1) from None
+    run_superexec(context.args, fresh_processes=fresh_processes)
