@@ -137,7 +137,8 @@ class PlanSettings(SettingsGroup):
     delay : float
         Simulates late clients, with `close_after`: mean of the seconds after which a training reply
         comes, where no time passes. A client's own mean and each delay are drawn from exponential
-        distributions. A reply that is late comes in the next round.
+        distributions. A reply that is late comes in the next round; a run that is stopped before
+        loses it.
     """
 
     num_clients: Annotated[int, ANY_ON_NODES] = Field(default=8, ge=0)
