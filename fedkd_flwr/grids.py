@@ -8,53 +8,13 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from logging import WARNING
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedkd_flwr.clients.tracebacks import stop_at_reported_failures
 from fedkd_flwr.memory import Memory
-from strategies.core.flower import NodeInfo, Run, log
-
-SHORTEST_SAID = 60.0
-"""Seconds. No estimate is logged for shorter runs."""
-
-
-class DurationEstimate:
-    """Says once how long a run will take, if that is more than a minute.
-
-    The estimate is rough. It assumes that all clients take as long as those that replied first,
-    and leaves out evaluations and further exchanges of a round.
-    """
-
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
-        self._is_made = False
-
-    def trained(self, seconds: float, done: int, total: int) -> None:
-        """Estimate the duration, the first time that clients have trained.
-
-        Of `total` clients, `done` have trained, at least one, in the seconds since the first
-        exchange began.
-        """
-        if self._is_made:
-            return
-        self._is_made = True
-        estimate = seconds / done * total * self._rounds
-        if estimate > SHORTEST_SAID:
-            rounds, clients = _counted(self._rounds, "round"), _counted(total, "client")
-            log(WARNING, "This run takes about %s: %s of %s.", duration(estimate), rounds, clients)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words, rounded to minutes, or to hours from two hours on."""
-    minutes = round(seconds / 60)
-    return _counted(minutes, "minute") if minutes < 120 else _counted(round(minutes / 60), "hour")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+from strategies.core.flower import NodeInfo, Run
 
 
 class MessageGrid(Grid):
@@ -62,9 +22,6 @@ class MessageGrid(Grid):
 
     is_federation = False
     """Whether the clients are on nodes of a federation, which have the data; else they are here."""
-
-    duration: DurationEstimate | None = None
-    """Is informed when clients have trained, if a run set it."""
 
     def memories(self) -> Mapping[int, Memory]:
         """Return the memories of clients in this process by partition-id; of others, none."""
@@ -82,14 +39,9 @@ class MessageGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-"""Seconds between two polls for replies over a network."""
-
-SHARE_OF_WAITING = 0.05
-"""Pause between two polls, as a share of the time waited so far."""
-
-SIMULATION_PAUSE = 0.05
-"""Seconds between two polls within this process."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds between two polls for replies over a network
+SHARE_OF_WAITING = 0.05  # pause between two polls, as a share of the time waited so far
+SIMULATION_PAUSE = 0.05  # seconds between two polls within this process
 
 
 @dataclass(frozen=True)
@@ -108,8 +60,8 @@ class Closing:
 class FastPollingGrid(MessageGrid):
     """A grid that polls for replies often at first, and less often the longer they take.
 
-    It wraps Flower's own. With a `closing` it does not wait for the slowest: `busy` are the nodes
-    that are late, and `late_replies` what has come of them since.
+    With a `closing` it does not wait for the slowest: `busy` are the nodes that are late, and
+    `late_replies` what has come of them since.
     """
 
     closing: Closing | None = None
@@ -141,10 +93,7 @@ class FastPollingGrid(MessageGrid):
 
     @property
     def waited(self) -> dict[int, float]:
-        """Seconds from the start of the last exchange to the reply of each node, by node id.
-
-        Measured here, to the pause between two polls.
-        """
+        """Seconds from the start of the last exchange to the reply of each node, by node id."""
         return self._waited
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -161,8 +110,8 @@ class FastPollingGrid(MessageGrid):
         """Send messages and wait for the replies, until a timeout."""
         started_at = time.monotonic()
         deadline = math.inf if timeout is None else started_at + timeout
-        sent = list(messages)
         self._waited = {}
+        sent = list(messages)
         nodes = [message.metadata.dst_node_id for message in sent]
         node_of = dict(zip(self.push_messages(sent), nodes, strict=False))
         missing, is_closing = set(node_of), False
@@ -184,9 +133,6 @@ class FastPollingGrid(MessageGrid):
         if self.closing:
             end = math.inf if timeout is None else started_at + timeout
             self._awaited |= {message: (node_of[message], end) for message in missing}
-        if self.duration and sent and sent[0].metadata.message_type == MessageType.TRAIN:
-            # Clients train at the same time, so only the whole exchange tells how long it takes.
-            self.duration.trained(time.monotonic() - started_at, len(sent), len(sent))
         return replies
 
     @property
@@ -222,11 +168,7 @@ class SimulationGrid(FastPollingGrid):
     is_federation = False
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the available replies.
-
-        Raises `ClientCodeError` if a client failed in the user's code, and the run is to stop
-        there.
-        """
+        """Return the available replies."""
         replies = list(super().pull_messages(message_ids))
         stop_at_reported_failures(replies)
         return replies
