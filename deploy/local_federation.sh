@@ -8,9 +8,7 @@
 # The script makes keys in FOLDER, starts a SuperLink and NODES SuperNodes, and registers their keys.
 # Start runs in another terminal with the command that it prints. No environment has to be activated:
 # programs are taken from FEDKD_BIN, from .venv beside this folder, or from the PATH.
-# Client apps are executed by `fedkd superexec`, as in a deployment: of this folder's code as it is
-# at the start. PROCESSES=fresh does so without forking; PROCESSES=flower leaves it to Flower's own
-# SuperExec, which executes any code.
+# Nodes are started by `fedkd start-node`, and execute this folder's code as it is at the start.
 #
 # These nodes trust the server, and share the data set of the run. To rehearse a deployment, give
 # them another node config in NODE_CONFIG; %n in it becomes the number of the node:
@@ -33,25 +31,14 @@ fi
 export PATH="$bin:$PATH" FLWR_HOME="$folder/flwr"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-# Seconds between checks for new processes; Flower's default is 1.
+# Seconds between the SuperLink's checks for new processes; Flower's default is 1.
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=${FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.2}
 
-processes=${PROCESSES:-forked}
 config=${NODE_CONFIG:-trust-server=true}
 # A node is restarted as the federation was started.
-if [ "${2:-}" = restart ] && [ -f "$folder/processes" ]; then
-    processes=$(cat "$folder/processes")
+if [ "${2:-}" = restart ] && [ -f "$folder/node-config" ]; then
     config=$(cat "$folder/node-config")
 fi
-# Options of `fedkd superexec`.
-case $processes in
-forked | flower) superexec=() ;;
-fresh) superexec=(--fresh-processes) ;;
-*)
-    echo "PROCESSES is forked, fresh or flower, not $processes." >&2
-    exit 1
-    ;;
-esac
 
 # Stop the process whose id is in a file of FOLDER, and wait until it has ended.
 stop() {
@@ -66,32 +53,20 @@ stop() {
 
 stop_all() {
     local file
-    for file in "$folder"/app-*.pid "$folder"/node-*.pid "$folder"/superlink.pid; do
+    for file in "$folder"/node-*.pid "$folder"/superlink.pid; do
         if [ -f "$file" ]; then stop "$(basename "$file" .pid)"; fi
     done
 }
 
 # In a deployment, each operator decides what a node allows (docs/how-to/deploy-operate.md).
 start_node() {
-    local isolation=()
-    if [ "$processes" != flower ]; then
-        isolation=(--isolation process --superexec-auth-secret-file "$folder/superexec.secret")
-        start_app "$1"
-    fi
-    nohup flower-supernode --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) "${isolation[@]}" \
+    FEDKD_APPROVED_BUNDLES="$folder/approved-bundles" nohup fedkd start-node \
+        --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) \
         --root-certificates "$folder/keys/ca.crt" \
         --auth-supernode-private-key "$folder/keys/node-$1" \
         --node-config "partition-id=$1 num-partitions=$nodes state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\" ${config//%n/$1}" \
         >>"$folder/node-$1.log" 2>&1 &
     echo $! >"$folder/node-$1.pid"
-}
-
-# The app process of a node, which executes the bundle of this folder's clone alone.
-start_app() {
-    FEDKD_APPROVED_BUNDLES="$folder/approved-bundles" nohup fedkd superexec "${superexec[@]}" \
-        --insecure --runtime-api-address "127.0.0.1:$((port + 1 + $1))" \
-        --superexec-auth-secret-file "$folder/superexec.secret" >>"$folder/app-$1.log" 2>&1 &
-    echo $! >"$folder/app-$1.pid"
 }
 
 case ${2:-} in
@@ -108,7 +83,6 @@ restart)
         echo "No federation runs in $folder." >&2
         exit 1
     }
-    stop "app-$n"
     stop "node-$n"
     start_node "$n"
     echo "Node $n is started again, process $(cat "$folder/node-$n.pid"); its log is $folder/node-$n.log"
@@ -124,7 +98,6 @@ if [ -f "$folder/superlink.pid" ] && kill -0 "$(cat "$folder/superlink.pid")" 2>
 fi
 echo "$port" >"$folder/port"
 echo "$nodes" >"$folder/nodes"
-echo "$processes" >"$folder/processes"
 echo "$config" >"$folder/node-config"
 trap 'trap - EXIT INT TERM; stop_all; wait' EXIT INT TERM
 
@@ -132,11 +105,8 @@ names=()
 for ((n = 0; n < nodes; n++)); do names+=(--node "node-$n"); done
 python "$root/deploy/make_keys.py" "$folder/keys" "${names[@]}"
 
-if [ "$processes" != flower ]; then
-    head -c 32 /dev/urandom >"$folder/superexec.secret"
-    (cd "$folder" && rm -f ./*.fab && flwr build --app "$root" >/dev/null)
-    fedkd bundles approve "$folder"/*.fab --list "$folder/approved-bundles"
-fi
+(cd "$folder" && rm -f ./*.fab && flwr build --app "$root" >/dev/null)
+fedkd bundles approve "$folder"/*.fab --list "$folder/approved-bundles"
 
 mkdir -p "$FLWR_HOME"
 cat >"$FLWR_HOME/config.toml" <<EOF

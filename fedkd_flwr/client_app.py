@@ -42,8 +42,8 @@ Member = tuple[int, PersonalClient]
 """A client of a cohort, with the place of its message among those of the exchange."""
 
 INFO = (
-    "partition-id", "name", "model", "versions", "public-hash", "classes-hash", "num-clients",
-    ANSWERS,
+    "partition-id", "name", "model", "versions", "public-hash", "public-size", "classes-hash",
+    "num-clients", ANSWERS,
 )  # fmt: skip
 """Names of a client's properties in its replies."""
 

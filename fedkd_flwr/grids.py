@@ -7,8 +7,9 @@ longer than the clients' work.
 import math
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedkd_flwr.clients.tracebacks import stop_at_reported_failures
@@ -43,14 +44,35 @@ SHARE_OF_WAITING = 0.05  # pause between two polls, as a share of the time waite
 SIMULATION_PAUSE = 0.05  # seconds between two polls within this process
 
 
+@dataclass(frozen=True)
+class Closing:
+    """When an exchange ends: some seconds after some replies without an error have come."""
+
+    seconds: float
+    replies: int
+
+    def is_due(self, kind: str, replies: Iterable[Message]) -> bool:
+        """Return whether an exchange of a kind is to end these seconds from now."""
+        valid = sum(not reply.has_error() for reply in replies)
+        return kind != MessageType.QUERY and valid >= self.replies
+
+
 class FastPollingGrid(MessageGrid):
-    """A grid that polls for replies often at first, and less often the longer they take."""
+    """A grid that polls for replies often at first, and less often the longer they take.
+
+    With a `closing` it does not wait for the slowest: `busy` are the nodes that are late, and
+    `late_replies` what has come of them since.
+    """
+
+    closing: Closing | None = None
 
     is_federation = True
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._waited: dict[int, float] = {}
+        self._awaited: dict[str, tuple[int, float]] = {}
+        self._late: list[Message] = []
 
     def set_run(self, run: Run) -> None:
         """Set the run that messages belong to."""
@@ -89,7 +111,10 @@ class FastPollingGrid(MessageGrid):
         started_at = time.monotonic()
         deadline = math.inf if timeout is None else started_at + timeout
         self._waited = {}
-        missing = set(self.push_messages(messages))
+        sent = list(messages)
+        nodes = [message.metadata.dst_node_id for message in sent]
+        node_of = dict(zip(self.push_messages(sent), nodes, strict=False))
+        missing, is_closing = set(node_of), False
         replies: list[Message] = []
         while missing:
             new = list(self.pull_messages(missing))
@@ -97,12 +122,40 @@ class FastPollingGrid(MessageGrid):
             missing -= {reply.metadata.reply_to_message_id for reply in new}
             now = time.monotonic()
             self._waited |= {reply.metadata.src_node_id: now - started_at for reply in new}
+            if self.closing and not is_closing:
+                is_closing = self.closing.is_due(sent[0].metadata.message_type, replies)
+                deadline = min(deadline, now + self.closing.seconds) if is_closing else deadline
             if now >= deadline:
                 break
             if missing:
                 # The last poll is at the deadline, however long the pause would be.
                 time.sleep(min(self.pause(now - started_at), deadline - now))
+        if self.closing:
+            end = math.inf if timeout is None else started_at + timeout
+            self._awaited |= {message: (node_of[message], end) for message in missing}
         return replies
+
+    @property
+    def busy(self) -> set[int]:
+        """Nodes whose replies are late, until they come or their timeout is over."""
+        self._look_for_late_replies()
+        return {node for node, _ in self._awaited.values()}
+
+    def late_replies(self) -> list[Message]:
+        """Return the late replies to train messages that have come since the last call."""
+        self._look_for_late_replies()
+        late, self._late = self._late, []
+        return late
+
+    def _look_for_late_replies(self) -> None:
+        if not self._awaited:
+            return
+        for reply in self.pull_messages(list(self._awaited)):
+            self._awaited.pop(reply.metadata.reply_to_message_id, None)
+            if reply.metadata.message_type == MessageType.TRAIN and not reply.has_error():
+                self._late.append(reply)
+        now = time.monotonic()
+        self._awaited = {key: found for key, found in self._awaited.items() if found[1] > now}
 
     def pause(self, waited: float) -> float:
         """Return the seconds until the next poll, after some seconds of waiting."""

@@ -23,7 +23,7 @@ from fedkd_flwr.data.clients import DataRecord, client_parts, load_private
 from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.export import keep_chosen
-from fedkd_flwr.grids import FastPollingGrid, MessageGrid, SimulationGrid
+from fedkd_flwr.grids import Closing, FastPollingGrid, MessageGrid, SimulationGrid
 from fedkd_flwr.models.build import build_fitting, require_builds, returns_probabilities
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
@@ -307,6 +307,8 @@ def run_rounds(
     rounds = strategy.plan.num_server_rounds - strategy.completed_rounds
     if isinstance(grid, MessageGrid):
         directory.memories = grid.memories
+    if isinstance(grid, FastPollingGrid) and grid.is_federation and plan.close_after:
+        grid.closing = Closing(plan.close_after, plan.min_replies)
     if directory.newcomers:
         log(INFO, "The run is finished; %d clients join it", len(directory.newcomers))
         directory.newcomers_received(strategy.receive_newcomers(grid).tables[NEW_CLIENTS])

@@ -223,7 +223,8 @@ class PersonalizedStrategy(Method, Strategy):
         self._enter(CurrentRound(exchange.after(self.current.exchange), grid))
         self.members.meet(grid, server_round)
         self.current.start_clock()
-        sampled = self.sample(server_round, self.round.reachable)
+        free = self.members.stragglers.without(self.round.reachable)
+        sampled = self.sample(server_round, free)
         self._discard_evaluations(server_round, sampled)
         self.evaluations.begin(server_round, self.plan)
         state = self.state_before_training(server_round, sampled)
@@ -241,13 +242,19 @@ class PersonalizedStrategy(Method, Strategy):
         """Drop invalid replies, and let the method aggregate the rest."""
         server_round += self._rounds_before
         self.current.stop_clock("train")
-        exchange = self.current.exchange
-        valid = exchange.valid_replies(
-            replies,
+        exchange, stragglers = self.current.exchange, self.members.stragglers
+        in_time, late = stragglers.divided(server_round, replies, self.current.grid)
+        expected = (
             lambda n: self.expected_arrays(server_round, n),
             (*OF_TRAINING, *self.record.train_metrics, *self.evaluations.metrics),
             self._check_train_reply,
         )
+        valid = exchange.valid_replies(in_time, *expected)
+        if late:
+            came = exchange.late_replies(late, *expected)
+            taken = {n: reply for n, reply in came.items() if self.takes_late_reply(n)}
+            log(INFO, "Late replies came of clients %s; %s count", [*came], [*taken] or "none")
+            valid = dict(sorted({**taken, **valid}.items()))
         exchange.require_replies(len(valid), self.completed_rounds)
         self.current.keep(self.evaluations.keep(server_round, valid), self.members.clients)
         # A second exchange inside aggregate counts as training time, not as server time.
@@ -349,6 +356,10 @@ class PersonalizedStrategy(Method, Strategy):
         )
         for n in changed:
             self.evaluations.current.pop(n, None)
+
+    def takes_late_reply(self, partition_id: int) -> bool:
+        """Return whether a client's reply to an earlier round counts in this one."""
+        return False
 
     def _check_train_reply(self, reply: Reply) -> None:
         self.evaluations.check(reply)

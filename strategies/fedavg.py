@@ -15,7 +15,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import OnNodes, SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -39,7 +39,7 @@ class FineTuningSettings(Settings):
     """Settings of FedAvg with local fine-tuning."""
 
     table = "fedavg-ft"
-    epochs: Annotated[int, SearchRange(1, 20, log=True)] = Field(default=5, ge=1)
+    epochs: Annotated[int, SearchRange(1, 20, log=True), OnNodes(1, 100)] = Field(default=5, ge=1)
     """Epochs of fine-tuning on the client's training data before it is evaluated."""
 
 

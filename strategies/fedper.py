@@ -12,10 +12,13 @@ Differences from the paper
 - Clients may be sampled; in the paper all clients participate in each round.
 """
 
+from typing import Annotated
+
 from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.parameters import ParameterStrategy
 
 
@@ -23,7 +26,7 @@ class FedPerSettings(Settings):
     """Settings of FedPer."""
 
     table = "fedper"
-    personal_layers: int = Field(default=1, ge=1)
+    personal_layers: Annotated[int, ANY_ON_NODES] = Field(default=1, ge=1)
     """K_P, the number of layers that stay on the client, counted from the output. If it covers the
     whole model, nothing is shared and the method is `local`."""
 

@@ -29,7 +29,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, Reply
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.core.state import State
 from strategies.prototypes import ClassMeanStrategy, FeatureSettings, mean_by_class, stacked
 
@@ -40,10 +40,12 @@ PROTOTYPES, PROTOTYPE_FLAGS = "prototypes", "prototype-flags"
 class PrototypeSettings(FeatureSettings):
     """Settings of methods that regularize features towards global prototypes."""
 
-    prototype_weight: Annotated[float, SearchRange(0.1, 30.0, log=True)] = Field(default=1.0, ge=0)
+    prototype_weight: Annotated[float, SearchRange(0.1, 30.0, log=True), OnNodes(0, 10)] = Field(
+        default=1.0, ge=0
+    )
     """lambda, the weight of the squared distance to the prototype, averaged over the d features; 0
     is local training."""
-    predict: Literal["prototype", "head"] = "prototype"
+    predict: Annotated[Literal["prototype", "head"], ANY_ON_NODES] = "prototype"
     """``prototype`` predicts the class of the nearest prototype, ``head`` uses the model's head."""
 
 

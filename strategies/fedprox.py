@@ -19,7 +19,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import OnNodes, SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -27,7 +27,9 @@ class FedProxSettings(Settings):
     """Settings of FedProx."""
 
     table = "fedprox"
-    mu: Annotated[float, SearchRange(0.001, 1.0, log=True)] = Field(default=0.01, ge=0)
+    mu: Annotated[float, SearchRange(0.001, 1.0, log=True), OnNodes(0, 0.1)] = Field(
+        default=0.01, ge=0
+    )
     """Weight of the proximal term; 0 is FedAvg."""
 
 

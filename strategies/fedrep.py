@@ -21,7 +21,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import OnNodes, SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -29,7 +29,9 @@ class FedRepSettings(Settings):
     """Settings of FedRep."""
 
     table = "fedrep"
-    head_epochs: Annotated[int, SearchRange(1, 10, log=True)] = Field(default=10, ge=1)
+    head_epochs: Annotated[int, SearchRange(1, 10, log=True), OnNodes(1, 100)] = Field(
+        default=10, ge=1
+    )
     """Epochs of training the head in each round, before the body is trained."""
 
 

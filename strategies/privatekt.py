@@ -215,6 +215,10 @@ class PrivateKT(SoftPredictionStrategy):
         mask[drawn_by_entropy(logits, self.settings.knowledge_samples, 1, generator)] = True
         return mask
 
+    def takes_late_reply(self, partition_id: int) -> bool:
+        """Refuse it: each round asks for other samples."""
+        return False
+
     def asked(self, server_round: int, partition_id: int) -> NDArray[np.bool_]:
         """Return which public samples a client labels, shape (P,): none for a new client."""
         return super().asked(server_round, partition_id) & self.state.knowledge

@@ -7,7 +7,7 @@ d.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import OnNodes
 from strategies.core.state import State
 
 CLASS_MEANS = "class-means"
@@ -35,7 +36,7 @@ HEAD_WEIGHT, HEAD_BIAS = "head-weight", "head-bias"
 class FeatureSettings(Settings):
     """Settings of methods whose clients need features of the same width."""
 
-    feature_width: int = Field(default=0, ge=0)
+    feature_width: Annotated[int, OnNodes(0, 4096)] = Field(default=0, ge=0)
     """d, the number of features that enter the head. A model with another number gets a linear
     layer before its head. 0 for the run's ``feature-width``; if that is 0 too, the models' own
     number where they agree, else 64."""

@@ -141,6 +141,10 @@ class SelectiveFD(SoftPredictionStrategy):
             return {}
         return {**teacher, **self.round.once(KEPT, lambda: {KEPT: packed_mask(self.state.kept)})}
 
+    def takes_late_reply(self, partition_id: int) -> bool:
+        """Refuse it: each round asks for other samples."""
+        return False
+
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require soft predictions, and which of them count."""
         due = super().expected_arrays(server_round, partition_id)

@@ -222,6 +222,10 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         shape = num_asked, self.plan.num_classes
         return {PREDICTIONS: DueProbabilities(shape, number_format=self.settings.wire)}
 
+    def takes_late_reply(self, partition_id: int) -> bool:
+        """Return whether predictions of an earlier round are on the samples of this one."""
+        return self.round.clients[partition_id].public_size == self.plan.public_size
+
     # ---- Which samples a message is about --------------------------------------------
 
     def asked(self, server_round: int, partition_id: int) -> NDArray[np.bool_]:

@@ -95,6 +95,7 @@ MEANINGS = {
     "private-weight": "learned weight of the private model",
     "prototypes": "mean features of each class over clients, with `prototype-flags`",
     "public-hash": "hash of the public samples",
+    "public-size": "number of the public samples",
     "ranks": "sizes of the compressed update",
     "seconds": "duration of the training; a node of a deployment does not send it",
     "selected": "public samples with a prediction, one bit each",

@@ -294,11 +294,9 @@ class GuardedFederation(Federation):
                 os.killpg(process.pid, number)
 
     def start_app(self, n):
-        """Start a node's app process. It forks a process for each message, on Linux alone."""
+        """Start a node's app process."""
         self.stop(self.apps.get(n))  # a node that was killed has left it
-        forks = sys.platform == "linux"
-        options = self.app_options.get(n, () if forks else FRESH_PROCESSES)
-        command = [PROGRAMS / "fedkd", "superexec", *options, "--insecure"]
+        command = [PROGRAMS / "fedkd", "superexec", *self.app_options.get(n, ()), "--insecure"]
         command += ["--runtime-api-address", f"127.0.0.1:{self.runtime_ports[n]}"]
         command += ["--superexec-auth-secret-file", self.secret]
         env = {

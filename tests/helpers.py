@@ -4,6 +4,8 @@ import contextlib
 import io
 import json
 import resource
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +19,9 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client, train_together
 from fedkd_flwr.clients.policy import TRUSTED_NODE
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import ConfigError, flatten, read_config
 from fedkd_flwr.data.registry import DataError
+
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import serve
@@ -40,6 +43,12 @@ def run_with(app, flat, folder, grid_type=InProcessGrid, nodes=None, node_config
     together = getattr(app, "together", None) if configuration.run.cohort == "on" else None
     grid = grid_type(app, nodes, configuration.flat(), node_configs, together)
     return serve(grid, configuration), grid
+
+
+def pyproject_config():
+    """Return the run config of a bare `flwr run`."""
+    content = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    return flatten(content["tool"]["flwr"]["app"]["config"])
 
 
 def client_of(flat, partition_id=0, context=None, **changes):

@@ -1,12 +1,12 @@
 """What a run config may hold, and in which words it is refused."""
 
 import re
-import tomllib
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers import pyproject_config
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -15,7 +15,6 @@ from fedkd_flwr.cli import app, output
 from fedkd_flwr.config import (
     ALL_CONNECTED,
     ConfigError,
-    flatten,
     known_names,
     read_config,
 )
@@ -27,11 +26,6 @@ from strategies.core.method_record import FAMILIES
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(path for path in ROOT.glob("conf/*/*.toml") if path.parent.name != "sweeps")
-
-
-def pyproject_config():
-    content = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return flatten(content["tool"]["flwr"]["app"]["config"])
 
 
 def test_pyproject_holds_every_key_with_its_default():

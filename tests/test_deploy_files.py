@@ -9,7 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedkd_flwr.bundles import forking
+from fedkd_flwr.cli import app
 from fedkd_flwr.engines.superlink import quiet_environment
 
 ROOT = Path(__file__).parent.parent
@@ -58,15 +61,13 @@ def test_systemd_finds_nothing_wrong_with_a_service(service, tmp_path):
 
 
 def test_the_node_and_its_app_are_different_users():
-    def read(name):
-        return (DEPLOY / name).read_text()
-
-    node, app = read("fedkd-supernode@.service"), read("fedkd-app@.service")
-    users = [re.search("^User=(.+)$", text, re.M)[1] for text in (node, app)]
+    names = "fedkd-supernode@.service", "fedkd-app@.service"
+    node, execution = ((DEPLOY / name).read_text() for name in names)
+    users = [re.search("^User=(.+)$", text, re.M)[1] for text in (node, execution)]
     assert users == ["fedkd-node", "fedkd-app"]
-    assert "node.key" not in app
+    assert "node.key" not in execution
     assert "--isolation process" in node
-    assert "fedkd superexec" in app
+    assert "fedkd superexec" in execution
 
 
 def test_the_superlink_listens_on_this_machine_alone():
@@ -137,9 +138,8 @@ def programs(tmp_path):
     waits = "exec sleep 300"
     named = {
         "flower-superlink": waits,
-        "flower-supernode": f"echo \"$@\" >>'{tmp_path}/options'\n{waits}",
+        "fedkd": f"[ $1 = bundles ] && exit; echo \"$@\" >>'{tmp_path}/options'\n{waits}",
         "flwr": "exit 0",
-        "fedkd": waits,
         "python": f"exec '{sys.executable}' \"$@\"",
     }
     for name, line in named.items():
@@ -153,7 +153,7 @@ def programs(tmp_path):
 def test_a_node_is_restarted_as_the_federation_was_started(programs, tmp_path):
     script = ["bash", DEPLOY / "local_federation.sh", tmp_path / "federation"]
     given = {**os.environ, "FEDKD_BIN": str(programs)}
-    chosen = {"PROCESSES": "flower", "NODE_CONFIG": 'data-path="/srv/%n" epsilon-budget=inf'}
+    chosen = {"NODE_CONFIG": 'data-path="/srv/%n" epsilon-budget=inf'}
     with subprocess.Popen(
         [*script, "1"], env={**given, **chosen}, stdout=subprocess.PIPE, text=True
     ) as federation:
@@ -168,8 +168,28 @@ def test_a_node_is_restarted_as_the_federation_was_started(programs, tmp_path):
             subprocess.run([*script, "stop"], env=given, check=True, capture_output=True)
     started, restarted = (tmp_path / "options").read_text().splitlines()
     assert restarted == started
-    assert "--isolation" not in started and "trust-server" not in started
+    assert started.startswith("start-node") and "trust-server" not in started
     assert started.endswith('data-path="/srv/0" epsilon-budget=inf')
+
+
+def test_a_node_ends_with_its_connection(programs, tmp_path, monkeypatch):
+    """Both processes share a secret of their own, and stop together."""
+    note = f"echo \"$@\" >>'{tmp_path}/options'"
+    for name, then in (("flower-supernode", "sleep 2"), ("fedkd", "exec sleep 300")):
+        (programs / name).write_text(f"#!/bin/sh\n{note}\n{then}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setattr(forking.signal, "signal", lambda *_: None)
+    options = ["--superlink", "a:443", "--node-config", "partition-id=0", "--port", "9100"]
+    shown = CliRunner().invoke(app, ["start-node", *options])
+    assert (shown.exit_code, "flower-supernode has ended" in shown.output) == (1, True)
+    assert "trust-server = false" in shown.output
+    node, execution = sorted((tmp_path / "options").read_text().splitlines())
+    assert execution.startswith("superexec --insecure --runtime-api-address 127.0.0.1:9100")
+    assert "--superlink a:443 --isolation process --host 127.0.0.1 --port 9100" in node
+    assert node.split()[-1] == execution.split()[-1] and not Path(node.split()[-1]).exists()
+    refused = CliRunner().invoke(app, ["start-node", "--node-config", "partition=0"])
+    assert "unknown partition in the node's config" in refused.output
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/b", ".hidden", "", "ca.key", "a b"])

@@ -387,13 +387,6 @@ def test_a_node_can_ask_for_noise_in_training(private, tmp_path):
             node_of({**private, **changes}, tmp_path, **{"min-noise": 1.0})
 
 
-def test_a_known_seed_needs_approval(private):
-    node = {"partition-id": 1, "trust-server": False, "allow-methods": "all"}
-    run_config = read_config({**private, "local-iterations": 0}).flat()
-    with pytest.raises(PolicyError, match="dp-sgd-noise-seed has to be its default"):
-        client_of({}, context=Context(1, 1, node, RecordDict(), run_config))
-
-
 def test_which_layers_mix_samples():
     assert mixes_samples(NormedNet((1, 8, 8), 3))
     assert mixes_samples(nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True)))

@@ -7,15 +7,25 @@ from types import SimpleNamespace
 from urllib.error import URLError
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+import pytest
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 
+from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import superlink
-from fedkd_flwr.grids import SHORTEST_PAUSE, FastPollingGrid
+from fedkd_flwr.grids import SHORTEST_PAUSE, Closing, FastPollingGrid
 from strategies.core.client_info import ClientInfo
-from strategies.core.exchange import Exchange
+from strategies.core.exchange import Exchange, delay_of
 from strategies.core.plan import RunPlan
 from strategies.core.versions import as_sent
-from tests.helpers import arrays_of
+from tests.helpers import Witness, arrays_of, run_with
 
 CLIENTS = range(20)
 
@@ -128,6 +138,57 @@ def test_it_tells_how_long_each_node_took():
 def test_late_replies_are_not_waited_for():
     replies = FastPollingGrid(SlowNodes()).send_and_receive(messages_to(1, 999), timeout=0.3)
     assert [reply.metadata.src_node_id for reply in replies] == [1]
+
+
+def test_a_node_that_stalls_costs_the_others_nothing():
+    """A round closes soon after the first reply; what is late comes later, once."""
+    grid = FastPollingGrid(SlowNodes())
+    grid.closing = Closing(seconds=0.3, replies=1)
+    started_at = time.monotonic()
+    replies = grid.send_and_receive(messages_to(1, 9, 999), timeout=1.5)
+    assert time.monotonic() - started_at < 1
+    assert [reply.metadata.src_node_id for reply in replies] == [1]
+    assert {9, 999} == grid.busy
+    while 9 in grid.busy:
+        time.sleep(0.01)
+    late = [reply.metadata.src_node_id for reply in grid.late_replies()]
+    assert (late, grid.busy, grid.late_replies()) == ([9], {999}, [])
+    while grid.busy:  # until its timeout is over
+        assert time.monotonic() - started_at < 5
+        time.sleep(0.1)
+
+
+def test_a_round_does_not_close_upon_failures_or_questions():
+    failed = [Message(Error(0, "failed"), reply_to=message) for message in messages_to(1, 2)]
+    assert not Closing(1.0, 1).is_due(MessageType.TRAIN, failed)
+    assert not Closing(1.0, 1).is_due(MessageType.QUERY, messages_to(1))
+    assert Closing(1.0, 1).is_due(MessageType.TRAIN, [*failed, *messages_to(1)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [
+        ({"strategy": "kt-pfl"}, True),
+        ({"strategy": "kt-pfl", "public-size": 20}, False),  # other samples in each round
+        ({"strategy": "fedavg", "models": "mlp"}, False),
+    ],
+)
+def test_late_predictions_count_in_the_next_round(changes, counts, small, tmp_path):
+    slow = {"num-server-rounds": 6, "close-after": 3.0, "delay": 4.0, "min-replies": 2}
+    slow |= {"public-size": small["held-out-size"], "local-epochs": 1, **changes}
+    witness = Witness()
+    run, _ = run_with(witness, small, tmp_path, **slow)
+    plan, clients = read_config({**small, **slow}).run.server_plan(), set(range(4))
+    late = set()
+    for row in run.rounds.itertuples():
+        trained = clients - late
+        assert witness.trained(row.round) == sorted(trained)
+        delays = {n: delay_of(plan, n, row.round) for n in trained}
+        before, closed = late, sorted(delays.values())[1] + 3.0
+        late = {n for n in trained if delays[n] > closed}
+        assert row.replies == len(trained - late) + counts * len(before)
+        assert row.failures == len(late)
+    assert run.rounds["failures"].sum() and run.clients["accuracy"].notna().all()
 
 
 def test_the_last_poll_is_at_the_deadline():

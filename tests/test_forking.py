@@ -60,25 +60,19 @@ def test_flowers_executor_hands_its_command_line_to_the_fork(no_server):
     ]
 
 
-def test_other_systems_are_told_what_to_type(monkeypatch, no_server):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(flower, "TASK_TYPE_TO_COMMAND", {})
-    monkeypatch.setattr(flower.AutoExecPlugin, "supported_task_types", frozenset())
-    result = CliRunner().invoke(app, ["superexec", "--insecure"])
-    assert result.exit_code == 1
-    assert "on Linux alone" in result.output
-    assert "fedkd superexec --fresh-processes" in result.output
-
-
-def test_fresh_processes_are_flowers_own(monkeypatch, no_server):
+@pytest.mark.parametrize(
+    ("platform", "options"), [("linux", ["--fresh-processes"]), ("darwin", [])]
+)
+def test_fresh_processes_are_flowers_own(platform, options, monkeypatch, no_server):
     asked = []
+    monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(flower, "TASK_TYPE_TO_COMMAND", {})
     monkeypatch.setattr(flower.AutoExecPlugin, "supported_task_types", frozenset())
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setitem(vars(flower), "flower_superexec", lambda: asked.extend(sys.argv))
     before = flower.replaced("subprocess")
-    options = ["--insecure", "--fresh-processes", "--parent-pid", "5"]
-    assert CliRunner().invoke(app, ["superexec", *options]).exit_code == 0
+    given = ["superexec", "--insecure", *options, "--parent-pid", "5"]
+    assert CliRunner().invoke(app, given).exit_code == 0
     assert asked == ["flower-superexec", "--insecure", "--parent-pid", "5"]
     assert flower.replaced("subprocess") is before
 

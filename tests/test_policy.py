@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from federation import images_of
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from helpers import Witness, run_with, write_image_folder, write_parquet
+from helpers import Witness, pyproject_config, run_with, write_image_folder, write_parquet
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import fedkd_flwr
 from fedkd_flwr import files
-from fedkd_flwr.bundles.approved import read_approvals, revoke
-from fedkd_flwr.bundles.approved_runs import approve_run, digest_of_run
+from fedkd_flwr.bundles.approved import Approval, add, read_approvals, revoke
+from fedkd_flwr.bundles.approved_runs import NOISE_SEEDS, OWN_NOISE, approve_run, digest_of_run
 from fedkd_flwr.cli import app as cli
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
@@ -36,7 +36,13 @@ from fedkd_flwr.clients.policy import (
     read_policy,
 )
 from fedkd_flwr.clients.privacy_ledger import DamagedLedgerError, PrivacyLedger
-from fedkd_flwr.config import RunConfig, named_code, read_config
+from fedkd_flwr.config import (
+    ALL_CONNECTED,
+    ConfigError,
+    RunConfig,
+    named_code,
+    read_config,
+)
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS, REGISTERED
 from strategies.base import PersonalizedStrategy
@@ -118,23 +124,37 @@ def test_only_allowed_methods_are_served(small, silo):
     assert "allow-methods" in refusal(silo, small, strategy="scaffold")
 
 
+WITHOUT_RANGES = (
+    *("fednas", "hypcluster", "fesem", "feddf", "pfeddf", "pfedhn", "spider", "fd", "fedgh"),
+    *("fml", "fedkd", "fedmrl", "fedapen", "fedtgp", "scaffold", "feddyn", "fedgen", "fedntd"),
+    *("moon", "per-fedavg", "pfedme", "apfl", "fedala", "fedbabu", "kt-pfl-params", "fedamp"),
+    *("pfedgraph", "fedfomo"),
+)
+"""Methods whose own settings have their defaults, except in approved runs."""
+
 DECIDED = [*RunConfig.fields_by_key().items()]
 DECIDED += [
     item
-    for method in METHODS.values()
-    if method.record.family in ("soft predictions", "nothing")
+    for name, method in METHODS.items()
+    if name not in WITHOUT_RANGES
     for item in method.record.settings_type.fields_by_key().items()
 ]
 
 
 @pytest.mark.parametrize(("key", "field"), DECIDED, ids=[key for key, _ in DECIDED])
-def test_each_setting_of_the_default_methods_says_what_nodes_accept(key, field):
-    marks = [mark for mark in field.metadata if isinstance(mark, OnNodes)]
-    assert marks or {DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS} & {*filter(is_text, field.metadata)}
+def test_each_setting_says_what_nodes_accept(key, field):
+    assert is_decided(field)
 
 
-def is_text(mark):
-    return isinstance(mark, str)
+@pytest.mark.parametrize("strategy", WITHOUT_RANGES)
+def test_other_methods_need_approval_for_their_own_settings(strategy):
+    fields = METHODS[strategy].record.settings_type.fields_by_key().values()
+    assert not all(map(is_decided, fields))
+
+
+def is_decided(field):
+    words = (DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS)
+    return any(isinstance(mark, OnNodes) or mark in words for mark in field.metadata)
 
 
 @pytest.mark.parametrize(
@@ -175,17 +195,42 @@ def test_the_digest_of_a_run_does_not_depend_on_the_machine(small, tmp_path, mon
     assert digest_of_run({**named, "learning-rate": 0.5}) not in digests
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset": "fashion-mnist", "strategy": "fml", "models": ["lenet", "mlp"]},
+        {"strategy": "fedkma", "models": "darts", "local-epochs": "3"},
+        {"dataset": "folder:silos", "client-column": "writer", "batch-size": 8},
+        {"dataset": "unloaded_code:data", "models": "unloaded_code:Net"},
+    ],
+)
+def test_fedkd_run_and_flwr_run_ask_for_the_same(changes):
+    """One fills in what `client-split`, `input-scaling` or `supernet-cells` leave open."""
+    plain = {key: ",".join(v) if isinstance(v, list) else v for key, v in changes.items()}
+    by_flwr = {**pyproject_config(), **plain}
+    by_fedkd = read_config({**ALL_CONNECTED, **changes}).for_flower()
+    assert digest_of_run(by_fedkd) == digest_of_run(by_flwr)
+    assert digest_of_run(by_flwr) != digest_of_run({**by_flwr, "client-split": "50/0/50"})
+
+
+def test_a_digest_imports_no_method():
+    custom = {"strategy": "unloaded_code:mine", "own-settings": "mine.mu = 1"}
+    assert digest_of_run(custom) != digest_of_run({**custom, "own-settings": "mine.mu = 2"})
+
+
 def test_the_range_of_a_batch_follows_the_node(small, silo):
     silo["min-class-count"] = 17
     assert "batch-size has to be from min-class-count to 4096" in refusal(silo, {**small, **SILO})
 
 
-def test_settings_of_other_families_have_their_defaults(small, silo):
-    silo["allow-methods"] = "fedprox"
-    small |= {**SILO, "strategy": "fedprox"}
+def test_own_settings_of_a_method_lie_in_their_ranges_or_have_their_defaults(small, silo):
+    silo["allow-methods"] = "fedprox,moon"
+    small |= {**SILO, "strategy": "fedprox", "fedprox.mu": 0.1}
     assert client_on(silo, small)
-    assert "fedprox.mu has to be its default" in refusal(silo, small, **{"fedprox.mu": 5.0})
-    assert client_on(silo, small, **{"moon.mu": 5.0})  # of another method
+    assert "fedprox.mu has to be from 0 to 0.1" in refusal(silo, small, **{"fedprox.mu": 5.0})
+    small |= {"strategy": "moon", "fedprox.mu": 5.0}  # of another method
+    assert client_on(silo, small)
+    assert "moon.mu has to be its default" in refusal(silo, small, **{"moon.mu": 5.0})
 
 
 def test_an_approval_says_what_leaves(tmp_path):
@@ -200,27 +245,6 @@ def test_an_approval_says_what_leaves(tmp_path):
     assert digest in CliRunner().invoke(cli, ["runs", "list", "--list", str(file)]).output
     CliRunner().invoke(cli, ["runs", "revoke", digest[:9], "--list", str(file)])
     assert read_approvals(file) == []
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("dataset", "http.server:test"),
-        ("strategy", "unloaded_code.method:mine"),
-        ("models", "mlp,unloaded_code:Net"),
-        ("public-dataset", "unloaded_code:data"),
-        ("partition", "hf:split"),
-    ],
-)
-def test_code_that_a_run_config_names_is_not_imported(
-    key, value, small, silo, tmp_path, monkeypatch
-):
-    (tmp_path / "unloaded_code.py").write_text("raise RuntimeError('imported')")
-    (tmp_path / "hf.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "http.server", raising=False)
-    assert "names code" in refusal(silo, small, **{key: value})
-    assert not {"http.server", "unloaded_code", "hf"} & sys.modules.keys()
 
 
 def test_names_of_data_and_folders_are_no_code():
@@ -253,21 +277,6 @@ def own_images(silo):
     return {**SILO, "dataset": "folder:silos", "image-shape": "1,28,28", "num-classes": 10}
 
 
-def test_a_run_config_names_no_folder_outside_the_public_root(small, silo, tmp_path):
-    small |= SILO
-    (tmp_path / "public").mkdir()
-    silo["public-root"] = str(tmp_path / "public")
-    outside = str(tmp_path / "public" / ".." / "other")
-    for config in (
-        {"public-dataset": f"folder:{outside}"},
-        {"dataset": f"folder:{outside}"},
-        {"dataset": f"clients:{outside}"},
-        {"dataset": "mnist", "data-root": outside},
-        {"public-dataset": "hf:org/name"},
-    ):
-        assert "public-root" in refusal(silo, small, **config)
-
-
 def test_a_public_set_for_the_server_alone_lies_nowhere_on_a_node(small, silo, tmp_path):
     small |= {**own_images(silo), "public-dataset": f"folder:{tmp_path / 'on-the-server'}"}
     del small["feddf.distillation-steps"]
@@ -298,10 +307,13 @@ def test_without_a_budget_of_its_own_a_node_spends_at_most_ten(small, silo, tmp_
     assert privacy_spent(2.0, served, 1e-5) <= 10 < privacy_spent(2.0, served + 1, 1e-5)
 
 
-@pytest.mark.parametrize("seed", [0, 7])
-def test_a_noise_seed_is_refused_in_a_deployment(seed, small, silo):
-    small |= {**SILO, **NOISE, "soft-predictions.noise-seed": seed}
-    assert "noise-seed" in refusal(silo, small)
+@pytest.mark.parametrize("key", NOISE_SEEDS)
+def test_a_noise_seed_is_refused_in_approved_runs_too(key, small, silo, tmp_path):
+    small |= {**SILO, **NOISE, key: 0}
+    add(Approval(digest_of_run(small), "of a test"), tmp_path / "approved")
+    assert OWN_NOISE in refusal({**silo, "approved-runs": str(tmp_path / "approved")}, small)
+    with pytest.raises(ConfigError, match="No node takes part in this run: a node draws its own"):
+        approve_run(small, tmp_path / "approved")
     assert client_on({**silo, "trust-server": True}, small)
 
 

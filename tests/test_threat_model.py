@@ -122,8 +122,11 @@ def name_private_images_as_public(silo):
         for key in ("dataset", "public-dataset"):
             undescribed = {"image-shape": ""} if key == "dataset" else {}
             silo.refuses("private data", **{key: f"folder:{path}"}, **undescribed)
-    silo.refuses("public-root", **{"public-dataset": "folder:/etc"})
-    silo.refuses("public-root", **{"public-dataset": "mnist", "data-root": "/srv"})
+    outside = f"{silo.folder}/private/../.."
+    for key, name in (("dataset", "clients:"), ("public-dataset", "folder:")):
+        silo.refuses("public-root", **{key: f"{name}{outside}"}, **{"image-shape": ""})
+    for name, root in (("mnist", "/srv"), ("mnist", outside), ("hf:org/name", "")):
+        silo.refuses("public-root", **{"public-dataset": name, "data-root": root})
 
 
 def let_a_closed_folder_be_read_for_its_statistics(silo):
@@ -155,6 +158,7 @@ def name_a_folder_as_a_set_of_the_hub(silo):
 def name_code(silo):
     for key in ("strategy", "models", "dataset", "public-dataset", "partition"):
         sys.modules.pop("http.server", None)
+        silo.refuses("names code", **{key: "mlp,http.server:test"})
         silo.refuses("names code", **{key: "http.server:test"})
         assert "http.server" not in sys.modules
     (silo.folder / "hf.py").write_text("raise RuntimeError('imported')")
@@ -238,7 +242,9 @@ def turn_the_noise_off(silo):
 
 
 def fix_the_noise(silo):
-    silo.refuses("noise-seed has to be its default", **NOISE, **{"soft-predictions.noise-seed": 7})
+    known = {**NOISE, "soft-predictions.noise-seed": 7}
+    silo.approve(**known)
+    silo.refuses("draws its own noise", **known)
 
 
 def spent(silo):

@@ -8,13 +8,13 @@ from typing import Any
 from fedkd_flwr.bundles.approved import Approval, add, digest_of
 from fedkd_flwr.config import (
     ALL_CONNECTED,
+    ConfigError,
     Configuration,
-    default_values,
+    completed,
     named_code,
     read_config,
-    with_own_settings_unpacked,
 )
-from fedkd_flwr.config.run_config import RunConfig, as_scalar
+from fedkd_flwr.config.run_config import RunConfig
 from fedkd_flwr.data.registry import FOLDER
 from strategies.core.settings_groups import DEFAULT_ON_NODES
 from strategies.soft_predictions import SoftPredictionSettings
@@ -29,32 +29,32 @@ FREE_KEYS = frozenset(
 )
 """Keys of a run config on which its digest does not depend, such as folders and timeouts."""
 
+NOISE_SEEDS = ("soft-predictions.noise-seed", "dp-sgd-noise-seed")
+"""Keys with which whoever starts a run could subtract the noise."""
+
+OWN_NOISE = "a node draws its own noise, in approved runs too; leave noise-seed out"
+"""Why a run with one of `NOISE_SEEDS` is refused."""
+
+
+def fixes_noise(configuration: Configuration) -> bool:
+    """Return whether a run says how nodes draw their noise."""
+    values = configuration.flat()
+    return any(float(values[key]) >= 0 for key in NOISE_SEEDS)
+
 
 def digest_of_run(run_config: Mapping[str, Any]) -> str:
     """Return the SHA-256 digest of what a flat run config asks of a node.
 
-    A key that is missing has its default. Nothing that the config names is imported. Raises
-    `ConfigError` if ``own-settings`` cannot be read.
+    A setting that is left out or open counts as what it stands for, so that `fedkd run` and
+    ``flwr run`` ask for the same. Nothing that the config names is imported. Raises `ConfigError`
+    if a value is out of range, or ``own-settings`` cannot be read.
     """
-    asked = {**default_values(), **with_own_settings_unpacked(run_config)}
+    asked = completed(run_config)
     if str(asked["dataset"]).startswith(FOLDER):
         # A mere name for nodes with own data; each machine completes it by its working directory.
         asked["dataset"] = FOLDER + Path(str(asked["dataset"]).removeprefix(FOLDER)).name
-    values = {key: _comparable(value) for key, value in asked.items() if key not in FREE_KEYS}
+    values = {key: value for key, value in asked.items() if key not in FREE_KEYS}
     return digest_of(json.dumps(values, sort_keys=True).encode())
-
-
-def _comparable(value: Any) -> str:
-    """Return a value as text, so that 1, 1.0 and "1" are one."""
-    scalar = as_scalar(tuple(value) if isinstance(value, list) else value)
-    return ",".join(map(_number_or_text, str(scalar).split(",")))
-
-
-def _number_or_text(word: str) -> str:
-    try:
-        return repr(float(word))
-    except ValueError:
-        return word.strip()
 
 
 def approve_run(values: Mapping[str, Any], file: Path) -> tuple[Approval, Configuration]:
@@ -77,11 +77,13 @@ def approve_run(values: Mapping[str, Any], file: Path) -> tuple[Approval, Config
     Raises
     ------
     ConfigError
-        If the run config cannot be read. Code that it names is imported.
+        If the run config cannot be read, or fixes the noise. Code that it names is imported.
     BundleError, OSError
         If the list cannot be read or written.
     """
     configuration = read_config({**ALL_CONNECTED, **values})
+    if fixes_noise(configuration):
+        raise ConfigError(f"No node takes part in this run: {OWN_NOISE}.")
     run, digest = configuration.run, digest_of_run(configuration.for_flower())
     remark = f"{run.strategy}, {run.plan.num_server_rounds} rounds"
     shown = "".join(filter(str.isprintable, remark))

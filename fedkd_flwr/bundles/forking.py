@@ -1,4 +1,6 @@
-"""Processes of `fedkd superexec` that are forked from one in which PyTorch is loaded already.
+"""A node's processes: its SuperNode, and `fedkd superexec` with the messages that it executes.
+
+The latter are forked from a process in which PyTorch is loaded already.
 
 Flower 1.41 starts a new Python for each message (``--executor subprocess``). Its only executor
 with prepared processes needs Kubernetes, and prepares none for ClientApps. So `start_forked` takes
@@ -14,36 +16,29 @@ If Flower moves a name that `run_superexec` replaces, it ends with an error.
 import atexit
 import multiprocessing
 import os
+import secrets
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 from fedkd_flwr.bundles.approved import digest_of
 from fedkd_flwr.bundles.guard import FOLDER_VARIABLE
+from fedkd_flwr.engines.superlink import quiet_environment
 from strategies.core import flower
 
 PRELOADED = ["__main__", "fedkd_flwr.bundles.preloaded"]
 """What the fork server imports; each process would import ``__main__`` otherwise."""
 
 
-class ForkingUnsafeError(OSError):
-    """A system on which processes cannot be forked safely."""
-
-
 def fork_client_apps() -> None:
-    """Start the fork server, and let Flower's executor start its processes from there.
-
-    Raises `ForkingUnsafeError` if the system is not Linux: libraries of macOS start threads, which
-    a fork breaks.
-    """
-    if sys.platform != "linux":
-        raise ForkingUnsafeError(
-            "Processes can be forked safely on Linux alone; "
-            "here, type: fedkd superexec --fresh-processes OPTIONS"
-        )
+    """Start the fork server, and let Flower's executor start its processes from there."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()
     flower.replace("subprocess", SimpleNamespace(Popen=start_forked))
@@ -97,7 +92,7 @@ def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) ->
     """Run Flower's ``flower-superexec`` for ClientApps of approved bundles alone.
 
     `fresh_processes` starts a new Python for each message, instead of forking one that has loaded
-    PyTorch. Raises `ForkingUnsafeError` if processes cannot be forked here.
+    PyTorch. So do other systems than Linux: libraries of macOS start threads, which a fork breaks.
     """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
     os.environ[FOLDER_VARIABLE] = str(new_folder(arguments))
@@ -106,7 +101,71 @@ def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) ->
     flower.AutoExecPlugin.supported_task_types = frozenset({client_app})
     flower.TASK_TYPE_TO_COMMAND.clear()
     flower.TASK_TYPE_TO_COMMAND[client_app] = CLIENT_APP_PROGRAM
-    if not fresh_processes:
+    if sys.platform == "linux" and not fresh_processes:
         fork_client_apps()
     sys.argv = ["flower-superexec", *arguments]
     flower.flower_superexec()
+
+
+POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+"""Seconds between two looks for messages, unless the operator sets them; Flower's default is 1."""
+
+SECONDS_TO_END = 4.0
+"""How long a process may take to end before it is killed."""
+
+
+def start_node(options: Sequence[str], port: int, *, fresh_processes: bool = False) -> None:
+    """Run a SuperNode that executes approved bundles alone, until one of its processes ends.
+
+    Parameters
+    ----------
+    options : sequence of str
+        Options of ``flower-supernode``: its SuperLink, key and node config.
+    port : int
+        Port of this machine on which SuperNode and `run_superexec` talk.
+    fresh_processes : bool
+        As for `run_superexec`.
+
+    Raises
+    ------
+    RuntimeError
+        When one of them has ended by itself.
+    """
+    programs = Path(sys.executable).parent
+    path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    environment = {**POLLING, **quiet_environment(), "PATH": path}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
+    with TemporaryDirectory(prefix="fedkd-node-") as folder:
+        secret = Path(folder) / "secret"
+        secret.write_bytes(secrets.token_bytes(32))
+        shared = ["--superexec-auth-secret-file", str(secret)]
+        isolated = ["--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
+        fresh = ["--fresh-processes"] if fresh_processes else []
+        address = ["--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+        commands = {
+            "flower-supernode": [*options, *isolated, *shared],
+            "fedkd": ["superexec", *fresh, *address, *shared],
+        }
+        processes: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            for name, arguments in commands.items():
+                command = [str(programs / name), *arguments]
+                processes[name] = subprocess.Popen(command, env=environment)
+            while not (ended := [n for n, p in processes.items() if p.poll() is not None]):
+                time.sleep(0.2)
+        finally:
+            end(processes.values())
+    raise RuntimeError(f"{ended[0]} has ended; its last lines above say why.")
+
+
+def end(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
+    """End processes, by force if they take too long."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -51,7 +51,7 @@ class BundleChangedError(PermissionError):
     def __init__(self, file: Path) -> None:
         super().__init__(
             f"this node does not execute a bundle that was changed after it was unpacked: {file}; "
-            "restart fedkd superexec, which unpacks it again"
+            "restart the node, which unpacks it again"
         )
 
 

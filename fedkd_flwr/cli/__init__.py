@@ -12,7 +12,7 @@ with ctrl_c_ends_the_process():
     import typer
     import typer.core
 
-    from fedkd_flwr.cli.bundles import bundles, runs, superexec
+    from fedkd_flwr.cli.bundles import bundles, runs, start_node, superexec
     from fedkd_flwr.cli.operating import clear_cache, models, nodes, predict, stop
     from fedkd_flwr.cli.options import find_modules_here
     from fedkd_flwr.cli.results import (
@@ -50,7 +50,7 @@ COMMANDS = (run, sweep, tune, *READERS, doctor, predict, clear_cache, stop)
 GROUPS = {
     "Run": ("run", "sweep", "tune", "stop"),
     "Compare": ("compare", "report", "cross"),
-    "Deploy": ("doctor", "nodes", "runs", "bundles", "superexec"),
+    "Deploy": ("doctor", "start-node", "nodes", "runs", "bundles", "superexec"),
     "Look": ("list", "genotypes", "models", "predict", "clear-cache"),
 }
 """The commands as ``fedkd --help`` shows them."""
@@ -91,4 +91,6 @@ app.add_typer(bundles, name="bundles")
 app.add_typer(runs, name="runs")
 app.add_typer(models, name="models")
 # Flower reads the other options.
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superexec)
+passing_on = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command(context_settings=passing_on)(start_node)
+app.command(context_settings=passing_on)(superexec)

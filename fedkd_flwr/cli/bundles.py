@@ -1,4 +1,4 @@
-"""Commands of a node's operator: ``fedkd bundles``, ``fedkd runs`` and ``fedkd superexec``."""
+"""Commands of a node's operator: ``fedkd start-node``, ``bundles``, ``runs``, ``superexec``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -128,17 +128,40 @@ def _revoke(digest: str, file: Path) -> None:
     say("removed ", removed.digest, f"  {removed.remark}")
 
 
-def superexec(
-    context: typer.Context,
-    fresh_processes: Annotated[
-        bool, typer.Option("--fresh-processes", help="Start a new Python for each message.")
-    ] = False,
-) -> None:
-    """Execute approved bundles for a SuperNode; also takes the options of flower-superexec."""
-    from fedkd_flwr.bundles.forking import ForkingUnsafeError, run_superexec
+FreshProcesses = Annotated[
+    bool, typer.Option("--fresh-processes", help="Start a new Python for each message.")
+]
 
-    try:
-        run_superexec(context.args, fresh_processes=fresh_processes)
-    except ForkingUnsafeError as error:
-        say(("Error:", "bold red"), f" {error}", to=errors())
-        raise typer.Exit(1) from None
+
+def start_node(
+    context: typer.Context,
+    node_config: Annotated[
+        str,
+        typer.Option(help="Its node config: a TOML file, or a text such as 'partition-id=0'."),
+    ],
+    port: Annotated[
+        int, typer.Option(help="Of this machine, another one for each node on it.")
+    ] = 9094,
+    fresh_processes: FreshProcesses = False,
+) -> None:
+    """Start a node that executes approved bundles alone; takes the options of flower-supernode."""
+    with one_clear_line(*FILE_ERRORS):
+        from fedkd_flwr.bundles.approved import approved_file, read_approvals
+        from fedkd_flwr.bundles.forking import start_node
+        from fedkd_flwr.clients.node import check_keys
+        from fedkd_flwr.clients.policy import read_policy
+        from strategies.core.flower import parse_config_args
+
+        values = parse_config_args([node_config])
+        check_keys(values)
+        say(f"policy: {read_policy(values).described()}")
+        say(f"{len(read_approvals(approved_file()))} approved bundles in {approved_file()}")
+        options = ["--node-config", node_config, *context.args]
+        start_node(options, port, fresh_processes=fresh_processes)
+
+
+def superexec(context: typer.Context, fresh_processes: FreshProcesses = False) -> None:
+    """Execute approved bundles for a SuperNode; also takes the options of flower-superexec."""
+    from fedkd_flwr.bundles.forking import run_superexec
+
+    run_superexec(context.args, fresh_processes=fresh_processes)

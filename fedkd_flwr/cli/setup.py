@@ -23,8 +23,7 @@ def doctor(
     node_config: Annotated[
         str,
         typer.Option(
-            help="The node config, as passed to flower-supernode, such as "
-            "'partition-id=0 model=\"lenet\"'."
+            help="Its node config: a TOML file, or a text such as 'partition-id=0 model=\"lenet\"'."
         ),
     ] = "",
 ) -> None:

@@ -20,9 +20,14 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
 from fedkd_flwr.bundles.approved import read_approvals
-from fedkd_flwr.bundles.approved_runs import APPROVED_RUNS, digest_of_run
+from fedkd_flwr.bundles.approved_runs import (
+    APPROVED_RUNS,
+    OWN_NOISE,
+    digest_of_run,
+    fixes_noise,
+)
 from fedkd_flwr.clients.names_in_config import data_sets_read, overlap, place_of
-from fedkd_flwr.config import Configuration, named_code
+from fedkd_flwr.config import ConfigError, Configuration, named_code
 from fedkd_flwr.config.run_config import RunConfig
 from fedkd_flwr.data.registry import DATASETS, hub_id_of, is_function
 from fedkd_flwr.data.splits import read_split
@@ -152,9 +157,13 @@ class NodePolicy(SettingsGroup):
         self._check_places(run_config, data_path)
 
     def approves(self, run_config: Mapping[str, Any]) -> bool:
-        """Return whether the operator has approved a flat run config, which need not be valid."""
+        """Return whether the operator has approved a flat run config; not one that is invalid."""
         file = Path(self.approved_runs).expanduser()
-        return digest_of_run(run_config) in {known.digest for known in read_approvals(file)}
+        try:
+            digest = digest_of_run(run_config)
+        except ConfigError:
+            return False
+        return digest in {known.digest for known in read_approvals(file)}
 
     def check_run(self, configuration: Configuration, run_config: Mapping[str, Any]) -> None:
         """Refuse a run that asks for more than the policy allows.
@@ -172,6 +181,8 @@ class NodePolicy(SettingsGroup):
             With the setting and its range, or the key of the node config that forbids it.
         """
         run, settings = configuration.run, configuration.settings
+        if fixes_noise(configuration) and not self.trust_server:
+            raise PolicyError(OWN_NOISE)
         if not (self.trust_server or self.approves(run_config or configuration.flat())):
             if not self._allows_method(run):
                 raise PolicyError("the method of the run is not in allow-methods of this node")

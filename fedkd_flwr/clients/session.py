@@ -305,6 +305,7 @@ class Session:
             **dict.fromkeys(sizes, 0),
             **self._leaving(TrainReply(metrics=sizes)).metrics,
             "public-hash": hash_of_public_pool(self.data_plan),
+            "public-size": len(data.public_images),
             "classes-hash": hash_of_names(names),
             "num-clients": 0 if own_data else run.plan.num_clients,
         }

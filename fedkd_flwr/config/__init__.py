@@ -5,6 +5,7 @@ from fedkd_flwr.config.reading import (
     ALL_CONNECTED,
     OWN_SETTINGS,
     Configuration,
+    completed,
     custom_keys,
     default_values,
     known_names,

@@ -154,12 +154,29 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
     for name in flat:
         if name not in known:
             raise ConfigError(_unknown(name, flat, known))
-    configuration = Configuration(
+    configuration = _configuration(flat, own)
+    check_combinations(configuration.run, configuration.settings)
+    return configuration
+
+
+def completed(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat run config in which nothing is left open, as `Configuration.flat` has it.
+
+    A custom method is not imported: its own settings stay as they are. Raises `ConfigError` on a
+    value out of range, or if ``own-settings`` cannot be read.
+    """
+    given, known = with_own_settings_unpacked(flat), set(known_names())
+    known.difference_update([] if given.get("strategy", "local") in METHODS else ["strategy"])
+    read = _configuration({key: value for key, value in given.items() if key in known})
+    return read.flat() | {key: value for key, value in given.items() if key not in known}
+
+
+def _configuration(flat: Mapping[str, Any], own: Method | None = None) -> Configuration:
+    """Validate each setting of a flat run config, and fill in those that depend on others."""
+    return Configuration(
         run=_read(RunConfig, flat).resolved(),
         of_methods={kind: _read(kind, flat) for kind in settings_types(own)},
     ).resolved()
-    check_combinations(configuration.run, configuration.settings)
-    return configuration
 
 
 def read_recorded(flat: Mapping[str, Any]) -> Configuration:

@@ -1,6 +1,7 @@
 """The data sets and the partitions by name, without loading the code that reads or splits them."""
 
 import functools
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,7 +90,8 @@ def dataset_name(name: str) -> str:
     """Return a data set's name, with the absolute path of a folder."""
     for prefix in ON_DISK:
         if name.startswith(prefix) and name != prefix:
-            return f"{prefix}{Path(name.removeprefix(prefix)).expanduser().absolute()}"
+            # Unlike Path.expanduser, this leaves the name of an unknown account as it is.
+            return f"{prefix}{Path(os.path.expanduser(name.removeprefix(prefix))).absolute()}"  # noqa: PTH111
     is_of_hub = name.startswith(HUB) and _HUB_ID.fullmatch(name.removeprefix(HUB))
     if name in DATASETS or is_of_hub or is_function(name):
         return name

@@ -21,6 +21,7 @@ class ClientInfo:
     """What a client reported when the server first queried it; `node_id` is Flower's address.
 
     `num_clients` is 0 for a client with its own data; hashes and names are empty for none.
+    `public_size` is the number of its public samples.
     """
 
     partition_id: int
@@ -30,6 +31,7 @@ class ClientInfo:
     test_size: int = 0
     validation_size: int = 0
     public_hash: str = ""
+    public_size: int = 0
     num_clients: int = 0
     versions: str = ""
     classes_hash: str = ""
@@ -57,6 +59,7 @@ def read_client(answer: Message) -> ClientInfo:
             test_size=int(metrics["test-size"]),  # type: ignore[arg-type]
             validation_size=int(metrics["validation-size"]),  # type: ignore[arg-type]
             public_hash=shortened(info.get("public-hash", "")),
+            public_size=int(str(info.get("public-size", 0))),
             num_clients=int(str(info.get("num-clients", 0))),
             versions=shortened(info.get("versions", "")),
             classes_hash=shortened(info.get("classes-hash", "")),

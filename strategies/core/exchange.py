@@ -13,6 +13,7 @@ from strategies.core.client_info import ClientInfo
 from strategies.core.flower import log
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import NotOnSimplexError
+from strategies.core.randomness import random_generator
 from strategies.core.replies import (
     Arrays,
     Encodings,
@@ -121,6 +122,56 @@ class InTurn:
 
     def __iter__(self) -> Iterator[Message]:
         return map(self._message_for, self._members)
+
+
+class Stragglers:
+    """The clients whose replies come after their round was closed (``close-after``).
+
+    The grid of a deployment waits for them in the background. `delay` of the plan simulates them.
+
+    Parameters
+    ----------
+    plan : RunPlan
+        When a round closes, and simulated delays.
+    clients : mapping of int to ClientInfo
+        All clients that have joined, by partition-id.
+    """
+
+    def __init__(self, plan: RunPlan, clients: Mapping[int, ClientInfo]) -> None:
+        self._plan = plan
+        self._clients = clients
+        self._held: dict[int, Message] = {}
+
+    def without(self, partition_ids: Iterable[int]) -> list[int]:
+        """Return some clients without those that are at work by their simulated delays."""
+        return [n for n in partition_ids if self._clients[n].node_id not in self._held]
+
+    def divided(
+        self, server_round: int, replies: Iterable[Message], grid: Grid | None
+    ) -> tuple[list[Message], list[Message]]:
+        """Return the replies of a round that are in time, and those of earlier ones that came."""
+        came, before = list(replies), list(self._held.values())
+        self._held = self._simulated(server_round, came) if self._plan.delay else {}
+        in_time = [message for message in came if message.metadata.src_node_id not in self._held]
+        late = grid.late_replies() if grid is not None and hasattr(grid, "late_replies") else []
+        return in_time, [*before, *late]
+
+    def _simulated(self, server_round: int, replies: Sequence[Message]) -> dict[int, Message]:
+        """Return the replies, by node id, that are late by their simulated delays."""
+        plan = self._plan
+        n_of = {client.node_id: n for n, client in self._clients.items()}
+        by_node = {message.metadata.src_node_id: message for message in replies}
+        delays = {node: delay_of(plan, n_of[node], server_round) for node in by_node}
+        first = sorted(delays.values())[: plan.min_replies]
+        closed = max(first, default=0.0) + plan.close_after
+        return {node: message for node, message in by_node.items() if delays[node] > closed}
+
+
+def delay_of(plan: RunPlan, partition_id: int, server_round: int) -> float:
+    """Return a client's simulated delay in a round, in seconds; see `PlanSettings.delay`."""
+    of_client = random_generator(plan.seed, "delay", 0, partition_id).exponential(plan.delay)
+    draw = random_generator(plan.seed, "delay", server_round, partition_id)
+    return float(draw.exponential(of_client))
 
 
 class Exchange:
@@ -264,6 +315,19 @@ class Exchange:
             self._drop(partition_id, "no reply in time")
         self._sent = {}
         return dict(sorted(valid.items()))
+
+    def late_replies(
+        self,
+        replies: Iterable[Message],
+        due: Callable[[int], Mapping[str, ExpectedArray]],
+        metrics: Sequence[Metric],
+        check: Callable[[Reply], None],
+    ) -> dict[int, Reply]:
+        """Decode and check replies to messages of earlier rounds, as `valid_replies` does."""
+        known = {client.node_id: n for n, client in self._clients.items()}
+        came = [message for message in replies if message.metadata.src_node_id in known]
+        self._sent = {node_id: known[node_id] for m in came if (node_id := m.metadata.src_node_id)}
+        return self.valid_replies(came, due, metrics, check)
 
     def require_replies(self, num_valid: int, completed_rounds: int) -> None:
         """Stop the run if a round has too few valid replies."""

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.core.client_info import ClientInfo, read_client, valid_name
+from strategies.core.exchange import Stragglers
 from strategies.core.flower import log
 from strategies.core.influence_limits import upper_limit
 from strategies.core.plan import RunPlan
@@ -153,6 +154,7 @@ class Membership:
         self.owners = Owners(plan.num_clients if plan.bind_partitions else 0)
         self._absent: list[int] = []
         self.starts = [0]
+        self.stragglers = Stragglers(plan, self.clients)
 
     def saved_arrays(self) -> dict[str, NDArray[Any]]:
         """Return starts, owners of partitions, sizes, and the hashes that clients share."""
@@ -173,8 +175,8 @@ class Membership:
         self._classes_hash = _text(saved, CLASSES_HASH)
 
     def reachable(self, grid: Grid | None) -> list[int]:
-        """Return the partition-ids of the connected clients, in ascending order."""
-        online = set(grid.get_node_ids()) if grid else set()
+        """Return the partition-ids of the connected clients that are not at work, ascending."""
+        online = set(grid.get_node_ids()) - {*getattr(grid, "busy", ())} if grid else set()
         return sorted(n for n, client in self.clients.items() if client.node_id in online)
 
     @property
@@ -203,6 +205,7 @@ class Membership:
         A resumed run goes on with fewer, if they are at least `min_replies`. Raises
         `TooFewRepliesError`.
         """
+        self._wait_for_stragglers(grid)
         self._online = self._wait_for_nodes(grid)
         self._tell_absent(server_round)
         unknown = self._online - {client.node_id for client in self.clients.values()}
@@ -270,6 +273,11 @@ class Membership:
         log(WARNING, "Continuing with %d of %d clients; the others join when they connect",
             len(nodes), wanted)  # fmt: skip
         return nodes
+
+    def _wait_for_stragglers(self, grid: Grid) -> None:
+        """Wait where a round without the late clients would have fewer than `min_replies`."""
+        while getattr(grid, "busy", ()) and len(self.reachable(grid)) < self.plan.min_replies:
+            time.sleep(0.2)
 
     def _tell_absent(self, server_round: int) -> None:
         """Log which clients are not connected, if they are others than in the last round."""

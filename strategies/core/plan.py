@@ -123,6 +123,16 @@ class PlanSettings(SettingsGroup):
     round_timeout: Annotated[float, NO_EFFECT_ON_RESULTS] = Field(default=3600.0, gt=0)
     """Seconds to wait for the replies to one exchange, such as PersFL's second stage. It has no
     effect on clients that train in one process, unless ``cohort`` is off."""
+    close_after: Annotated[float, ANY_ON_NODES] = Field(default=0.0, ge=0)
+    """Seconds after which an exchange ends once `min_replies` have come, in a deployment; 0 waits
+    for all. A client that is late gets no message until it has replied. Its soft predictions count
+    in the round in which they come, if `public_size` is the whole public set; else they are
+    dropped, as parameters are."""
+    delay: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.0, ge=0)
+    """Simulates late clients, with `close_after`: mean of the seconds after which a training reply
+    comes, where no time passes. A client's own mean and each delay are drawn from exponential
+    distributions. A reply that is late comes in the next round; a run that is stopped before loses
+    it."""
 
     @property
     def num_new(self) -> int:
@@ -162,6 +172,10 @@ class PlanSettings(SettingsGroup):
             raise ImpossiblePlanError(
                 f"fraction-train = {self.fraction_train:g} of {self.num_training} clients is less "
                 f"than one client per round; set it to at least {1 / self.num_training:.3g}."
+            )
+        if self.delay and not self.close_after:
+            raise ImpossiblePlanError(
+                "delay needs close-after, the seconds that a round waits for late clients."
             )
         if self.min_replies > self.sample_size:
             raise ImpossiblePlanError(
