@@ -25,9 +25,6 @@ from strategies.core.safeguard import (
     SafeguardSettings,
 )
 
-GROUPS = "safeguard-"
-"""Beginning of the names of the private model's groups in the client's memory."""
-
 LOCAL = "local"
 """The method that trains the private model."""
 

@@ -28,7 +28,7 @@ from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, requ
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import has_noise
 from fedkd_flwr.clients.remembered import Remembered
-from fedkd_flwr.clients.safeguard import GROUPS, LOCAL, Safeguard, run_of_private_model
+from fedkd_flwr.clients.safeguard import LOCAL, Safeguard, run_of_private_model
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import (
@@ -48,7 +48,15 @@ from fedkd_flwr.export import (
     round_folder,
     save_personalized_model,
 )
-from fedkd_flwr.memory import MODEL, Memory, MemoryFolder, PartOfMemory, StoredState, own_context
+from fedkd_flwr.memory import (
+    MODEL,
+    PRIVATE,
+    Memory,
+    MemoryFolder,
+    PartOfMemory,
+    StoredState,
+    own_context,
+)
 from fedkd_flwr.models.assignment import assign_models
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import Ensemble
@@ -112,7 +120,7 @@ class Session:
         self.policy, self.partition_id = self.node.policy, self.node.partition_id
         self.device = run.torch_device
         self.request = Request()
-        place = PartOfMemory(beside.memory, GROUPS) if beside else own_context(context)
+        place = PartOfMemory(beside.memory, PRIVATE) if beside else own_context(context)
         self._remembered = Remembered(place, run, settings, self.node)
         self.memory: Memory = self._remembered.memory
         self.local = self._remembered.local

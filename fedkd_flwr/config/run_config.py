@@ -18,6 +18,7 @@ from strategies.core.method_record import Need
 from strategies.core.plan import PlanSettings, RunPlan
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
+    DEFAULT_ON_NODES,
     NO_EFFECT_ON_RESULTS,
     SettingsGroup,
     Words,
@@ -132,6 +133,9 @@ class RunConfig(SettingsGroup):
         no export. Nodes of a deployment have their own.
     keep_best : bool
         Whether to export the models of the best round on validation data to `models_dir` too.
+    start_from : str
+        Directory of a run whose models and state a new run starts from; ``{seed}`` in it stands
+        for the seed. Method, architectures and clients have to be the same. Empty for none.
     resume : bool
         Whether to continue the run in `output_dir`.
     accept_changes : bool
@@ -154,6 +158,7 @@ class RunConfig(SettingsGroup):
     state_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     models_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
     keep_best: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
+    start_from: Annotated[str, DEFAULT_ON_NODES] = ""
     resume: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
     accept_changes: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
 

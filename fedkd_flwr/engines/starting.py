@@ -20,6 +20,7 @@ from fedkd_flwr.runs import (
     load_run,
     names_of_code,
     recorded_config,
+    upon_start,
 )
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.recorded import require_same_objects
@@ -33,6 +34,7 @@ def run(
     *,
     engine: str = "in-process",
     output_dir: str | Path | None = None,
+    start_from: Run | str | Path | None = None,
     on_round: OnRound | None = None,
     progress: Progress = "auto",
     **settings: Any,
@@ -48,6 +50,9 @@ def run(
         ``in-process`` or ``simulation``.
     output_dir : str or Path, optional
         The run directory; a new one under ``./runs`` if left out.
+    start_from : Run, str or Path, optional
+        A run, finished or stopped, from whose models and state this one starts. Its settings hold
+        where none are given. Method, architectures and clients have to be the same.
     on_round : callable, optional
         Is called with each finished round's row.
     progress : bool or "auto"
@@ -72,6 +77,7 @@ def run(
     >>> run = fedkd_flwr.run(strategy="kt-pfl", models="mlp", num_clients=3, num_server_rounds=2)
     >>> len(run.rounds)
     2
+    >>> slower = fedkd_flwr.run(start_from=run, learning_rate=0.001)
     """
     find_engine(engine)
     values = name_objects(_kebab(settings))
@@ -79,6 +85,8 @@ def run(
         values = {**name_objects(preset), **values}
     elif preset:
         values = upon_preset(preset, values)
+    if start_from is not None:
+        values = upon_start(start_from, values)
     if output_dir is not None:
         values["output-dir"] = str(output_dir)
     return run_configuration(read_config(values), engine, on_round, progress)

@@ -15,7 +15,7 @@ from fedkd_flwr.memory.folder import (
     forget_old_runs,
 )
 from fedkd_flwr.memory.lock import locked
-from fedkd_flwr.memory.memory import MODEL, SPENT, Memory
+from fedkd_flwr.memory.memory import MODEL, PRIVATE, SPENT, Memory
 from fedkd_flwr.memory.round_files import (
     ROUNDS_KEPT,
     TOGETHER,
@@ -27,6 +27,7 @@ from fedkd_flwr.memory.state import State, StoredState
 
 __all__ = [
     "MODEL",
+    "PRIVATE",
     "PROGRESS",
     "ROUNDS_KEPT",
     "RUNS_KEPT",

@@ -23,6 +23,7 @@ from fedkd_flwr.runs.folders import (
 )
 from fedkd_flwr.runs.reading import Run, load_run
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
+from fedkd_flwr.runs.start_from import require_fitting, require_start, upon_start
 from fedkd_flwr.runs.summary import prefers_distilled
 
 __all__ = [
@@ -46,8 +47,11 @@ __all__ = [
     "read_checkpoint",
     "recorded_config",
     "remove_checkpoint",
+    "require_fitting",
     "require_memories",
     "require_new",
     "require_same_clients",
+    "require_start",
     "require_writable",
+    "upon_start",
 ]

@@ -30,7 +30,6 @@ from fedkd_flwr.memory import PROGRESS, Memory, SharedFolder
 from fedkd_flwr.runs.arrays import append_array
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
-    checkpoint_files,
     clients_folder,
     keep_last_checkpoint,
     notes_files,
@@ -51,6 +50,7 @@ from fedkd_flwr.runs.lock import lock_directory
 from fedkd_flwr.runs.own_code import ACCEPTED, python_here, python_of
 from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run
 from fedkd_flwr.runs.recorded import names_of_code
+from fedkd_flwr.runs.start_from import STARTED, begin_from_start
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from fedkd_flwr.runs.writing import (
     as_lines,
@@ -195,6 +195,7 @@ class RunDirectory(Observer):
             sync_round(self.path, record.server_round, self._appended)
             self._write_memories(record.server_round)
             write_checkpoint(self.path, record, self.seconds, sorted(self._appended))
+            self._is_new = False
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
             raise RunDirectoryError(
@@ -285,9 +286,8 @@ class RunDirectory(Observer):
     @property
     def _stays(self) -> bool:
         """Whether the run can be continued, and not started again, if it stops now."""
-        kept = (*checkpoint_files(self.path), *notes_files(self.path))
         noted = any(clients_folder(self.path).rglob(PROGRESS))
-        return not self._is_new or noted or any(map(Path.exists, kept))
+        return not self._is_new or noted or any(map(Path.exists, notes_files(self.path)))
 
     def _describe(self, configuration: "Configuration", data: DataRecord | None) -> None:
         """Write what does not change; ``config.json``, which marks a run, comes first."""
@@ -295,6 +295,10 @@ class RunDirectory(Observer):
         if data:
             description["data"] = data.digests
         with self._writing():
+            if configuration.run.start_from:
+                digests = data.digests if data else {}
+                begun = begin_from_start(self.path, description["id"], configuration, digests)
+                description[STARTED] = begun
             write_json(self.path / "config.json", description)
             if data:
                 lines = ",\n".join(json.dumps(row) for row in data.split)

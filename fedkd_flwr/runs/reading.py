@@ -256,12 +256,19 @@ class Run:
         classes: NDArray[np.int64] = of_clients(self, partition_id, samples)
         return classes
 
-    def soft_predictions(self) -> NDArray[np.float32]:
-        """Return what each client's final model predicts on the public samples.
+    def soft_predictions(self, server_round: int | None = None) -> NDArray[np.float32]:
+        """Return what each client's model predicts on the public samples, after the last round.
 
-        Shape (clients, samples, classes), at temperature 1. Errors are those of `model`.
+        Shape (clients, samples, classes), at temperature 1. Of earlier rounds no models are kept:
+        `ValueError` says how to have them. Other errors are those of `model`.
+
+        Examples
+        --------
+        >>> fedkd_flwr.load_run("runs/first").soft_predictions().shape
+        (3, 200, 10)
         """
-        predicted: NDArray[np.float32] = resolve_name(f"{MODELS_OF_CLIENTS}:soft_predictions")(self)
+        of_clients = resolve_name(f"{MODELS_OF_CLIENTS}:soft_predictions")
+        predicted: NDArray[np.float32] = of_clients(self, server_round)
         return predicted
 
     @property
