@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from strategies.core.layer_choice import LayerChoice
 from strategies.core.replies import Arrays
 
 
@@ -56,8 +57,18 @@ class ServerModels(Protocol):
             Its number of features, reached by a projection before the head; 0 for that of the run.
         """
 
-    def shapes(self, name: str) -> NDArray[Any]:
-        """Return rows and columns of each weight of an architecture, (L, 2)."""
+    def layout(
+        self, name: str = "", layers: LayerChoice = slice(None)
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return kind and shape of an architecture's arrays by name, in the order of its vectors.
+
+        Parameters
+        ----------
+        name : str
+            The architecture; empty for the first of the run.
+        layers : slice or str
+            The layers that are sent.
+        """
 
     def predict(self, name: str, model: Arrays, server_round: int) -> NDArray[Any]:
         """Return a model's logits on the server's public samples of a round, (P, K)."""
