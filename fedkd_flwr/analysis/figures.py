@@ -14,6 +14,7 @@ from fedkd_flwr.analysis.safeguard_criterion import guarded_clients
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.custom_objects.importing import shown_data
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.runs import DamagedRunError, Run
 from strategies.core.randomness import random_generator
@@ -121,7 +122,7 @@ def _jitter(row: int, number: int) -> NDArray[np.float64]:
 def data_title(run: Run) -> str:
     """Return a title with the data set and partition of a run."""
     settings = defining_settings(run.config)
-    return f"{settings['dataset']}, {settings['partition']}"
+    return f"{shown_data(settings['dataset'])}, {settings['partition']}"
 
 
 def run_title(run: Run) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.config import current_config
+from fedkd_flwr.custom_objects.importing import shown_data
 from fedkd_flwr.runs.arrays import ArraysError, read_arrays
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
 from fedkd_flwr.runs.provenance import legs_of
@@ -271,6 +272,23 @@ class Run:
         predicted: NDArray[np.float32] = of_clients(self, server_round)
         return predicted
 
+    @cached_property
+    def client_names(self) -> dict[int, str]:
+        """Names by partition-id: of silos, or of the folders or rows that a client consists of."""
+        names = {row["partition_id"]: row["name"] for row in self.client_rows if row.get("name")}
+        file = self.path / "split.json"
+        if names or not file.exists():
+            return names
+        try:
+            rows = json.loads(file.read_text(encoding="utf-8"))
+            return {
+                row["partition_id"]: ", ".join(map(str, row["values"]))
+                for row in rows
+                if row.get("values")
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise damaged(file, _reason(error), "restore it from a copy, or remove it") from None
+
     @property
     def coefficients(self) -> "pd.DataFrame":
         """The method's matrix after the last round, receivers in rows and givers in columns.
@@ -288,8 +306,7 @@ class Run:
         if not square:
             raise ValueError(f"{self.config['strategy']} has no matrix of receivers and givers.")
         matrix = square.get("coefficients", next(iter(square.values())))
-        known = {row["partition_id"]: row["name"] for row in self.client_rows if row.get("name")}
-        names = [known.get(n, n) for n in range(len(matrix))]
+        names = [self.client_names.get(n, n) for n in range(len(matrix))]
         named = pd.DataFrame(matrix, index=names, columns=names)
         return named.rename_axis(index="receiver", columns="giver")
 
@@ -306,7 +323,7 @@ class Run:
         state = "" if self.finished else ", not finished"
         card = {
             "method": config["strategy"],
-            "data": config.get("dataset", ""),
+            "data": shown_data(config.get("dataset", "")),
             "split": f"{config.get('partition', '')}, seed {config['seed']}",
             "clients": config["num-clients"],
             "rounds": f"{len(rows)} of {config['num-server-rounds']}{state}",
