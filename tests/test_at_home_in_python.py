@@ -58,6 +58,19 @@ def test_coefficients_name_receivers_and_givers(run, tmp_path):
         _ = local.coefficients
 
 
+def test_clients_of_passed_arrays_have_their_names(tmp_path, caplog):
+    generator = np.random.default_rng(0)
+    owners = np.repeat(["ann", "bob", "cem"], 60)
+    arrays = generator.normal(size=(180, 4)), np.arange(180) % 3, owners
+    base = {"dataset": arrays, "models": "mlp", "num_server_rounds": 1, "public_size": 20}
+    run, _ = fedkd_flwr.sweep({**base, "held_out_size": 30}, {"seed": range(2)}, tmp_path)
+    assert list(run.coefficients.index) == list(run.coefficients.columns) == ["ann", "bob", "cem"]
+    labels = run.plot().axes[0].get_title(), fedkd_flwr.plots.plot_sharing(run).axes[0]
+    assert "your arrays" in labels[0] and labels[1].get_xlabel() == "Giver"
+    assert [tick.get_text() for tick in labels[1].get_yticklabels()] == ["ann", "bob", "cem"]
+    assert sum("Read your arrays: 180 samples" in line for line in caplog.messages) == 1
+
+
 def test_a_run_is_a_card_and_a_figure(run):
     card = run._repr_html_()
     last = run.round_rows[-1]

@@ -8,6 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import pdist
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.safeguard_criterion import guarded_clients
@@ -26,6 +27,9 @@ COLORS = (
 )  # fmt: skip
 """The color-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
 Before black it has three of Tol's muted colors, gray, Tol's dark brown and green, and a violet."""
+
+SAME_LABELS = 0.1
+"""Total variation distance below which label distributions differ by chance alone."""
 
 MARKERS = "osD^vPX"
 LINES = ("-", "--", ":", "-.")
@@ -162,7 +166,8 @@ def pareto_front(costs: pd.Series, gains: pd.Series) -> list[str]:
 def client_order(run: Run) -> tuple[NDArray[np.int64], str]:
     """Return the partition-ids in drawing order, and a suffix for the axis label.
 
-    Clients with similar label distributions are next to each other, where the data are here.
+    Clients with similar label distributions are next to each other, where the data are here and
+    these distributions differ.
     """
     try:
         counts = label_counts(run).to_numpy()
@@ -171,6 +176,8 @@ def client_order(run: Run) -> tuple[NDArray[np.int64], str]:
     if len(counts) < 3:
         return np.arange(len(counts)), ""
     label_distributions = counts / counts.sum(axis=1, keepdims=True)
+    if pdist(label_distributions, "cityblock").max() / 2 < SAME_LABELS:
+        return np.arange(len(counts)), ""
     tree = linkage(label_distributions, "average", optimal_ordering=True)
     return leaves_list(tree).astype(np.int64), ", ordered by labels"
 

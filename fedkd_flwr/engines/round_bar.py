@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from fedkd_flwr.config import Configuration
-from fedkd_flwr.runs import read_checkpoint
+from fedkd_flwr.runs import names_of_code, read_checkpoint
 from strategies.core.rounds import Observer, OnRound, RoundRecord, RowObserver
 
 Progress = bool | Literal["auto"]
@@ -70,11 +70,13 @@ def saying_how_to_go_on(configuration: Configuration) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        path = Path(configuration.run.output_dir)
+        path, names = Path(configuration.run.output_dir), names_of_code(configuration.flat())
+        modules = sorted({name.partition(":")[0] for name in names})
+        allowed = f", allow_code={modules}" if modules else ""
         if completed := read_checkpoint(path).completed_rounds:
             stop.add_note(
                 f"Stopped after round {completed} of {configuration.run.plan.num_server_rounds}. "
-                f"Look at it with fedkd_flwr.load_run({str(path)!r}), continue with "
+                f"Look at it with fedkd_flwr.load_run({str(path)!r}{allowed}), continue with "
                 "fedkd_flwr.resume, or end it with fedkd_flwr.resume(..., stop=True)."
             )
         raise

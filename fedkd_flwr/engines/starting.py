@@ -134,8 +134,8 @@ def resume(
     on_round : callable, optional
         Is called with each finished round's row.
     allow_code : str or iterable of str
-        Code that the run's config may name, see `fedkd_flwr.load_run`. Code in `settings` may be
-        named in any case.
+        Code that the run's config may name, see `fedkd_flwr.load_run`; by default what a `Run`
+        allows. Code in `settings` may be named in any case.
     progress : bool or "auto"
         As of `run`.
     stop : bool
@@ -157,8 +157,8 @@ def resume(
     3
     """
     find_engine(engine)
-    path = run.path if isinstance(run, Run) else run
-    configuration = resumed(path, name_objects(_kebab(settings)), allow_code)
+    path, known = (run.path, run.allow_code) if isinstance(run, Run) else (run, ())
+    configuration = resumed(path, name_objects(_kebab(settings)), allow_code or known)
     if stop:
         directory, _ = RunDirectory.reopen(Path(configuration.run.output_dir), configuration)
         return directory.finish()
