@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fedkd_flwr
+from fedkd_flwr.cli import app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import RunDirectoryError
 
@@ -154,6 +156,25 @@ def test_a_sweep_starts_each_run_from_that_of_its_seed(tmp_path):
     assert fedkd_flwr.compare(after).table["seeds"].tolist() == [2]
     with pytest.raises(RunDirectoryError, match="a sweep removes those of its finished runs"):
         fedkd_flwr.run(start_from=after[0])
+
+
+def test_the_command_line_starts_from_a_run_too(tmp_path):
+    first, folder = learned(tmp_path, "local"), tmp_path / "second"
+    start = ["run", "--start-from", str(first.path), "-c", "num-server-rounds=1"]
+    done = CliRunner().invoke(app, [*start, "-c", "learning-rate=0.5", "--output-dir", str(folder)])
+    assert done.exit_code == 0, done.output
+    config = fedkd_flwr.load_run(folder).config
+    assert {**first.config, **config} == config
+    differing = {key for key in config if config[key] != first.config[key]}
+    assert differing == {
+        "start-from",
+        "num-server-rounds",
+        "learning-rate",
+        "output-dir",
+        "state-dir",
+    }
+    both = CliRunner().invoke(app, [*start, "--resume", str(folder)])
+    assert both.exit_code == 1 and "--start-from begins a new one" in both.stderr
 
 
 @pytest.mark.parametrize(
