@@ -3,34 +3,21 @@
 ``docs/how-to/custom-methods.md`` says which base to choose.
 """
 
-from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, TrainReply
-from fedkd_flwr.clients.parameters import ParameterClient, PersonalModelClient
-from fedkd_flwr.clients.prototypes import ClassMeanClient, CommonWidthClient
-from fedkd_flwr.clients.shared_models import EnsembleClient, SharedModelClient
-from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
-from fedkd_flwr.models.features import features
-from fedkd_flwr.models.layers import head_of
-from fedkd_flwr.training.jobs import PredictJob, TrainJob
-from fedkd_flwr.training.losses import Distillation
-from fedkd_flwr.training.regularizers import Proximal, parameters_of
-
-__all__ = [
-    "Arrays",
-    "ClassMeanClient",
-    "CommonWidthClient",
-    "Distillation",
-    "EnsembleClient",
-    "Evaluated",
-    "ParameterClient",
-    "PersonalClient",
-    "PersonalModelClient",
-    "PredictJob",
-    "Proximal",
-    "SharedModelClient",
-    "SoftPredictionClient",
-    "TrainJob",
-    "TrainReply",
-    "features",
-    "head_of",
-    "parameters_of",
-]
+from fedkd_flwr.clients.base import Arrays as Arrays
+from fedkd_flwr.clients.base import Evaluated as Evaluated
+from fedkd_flwr.clients.base import PersonalClient as PersonalClient
+from fedkd_flwr.clients.base import TrainReply as TrainReply
+from fedkd_flwr.clients.parameters import ParameterClient as ParameterClient
+from fedkd_flwr.clients.parameters import PersonalModelClient as PersonalModelClient
+from fedkd_flwr.clients.prototypes import ClassMeanClient as ClassMeanClient
+from fedkd_flwr.clients.prototypes import CommonWidthClient as CommonWidthClient
+from fedkd_flwr.clients.shared_models import EnsembleClient as EnsembleClient
+from fedkd_flwr.clients.shared_models import SharedModelClient as SharedModelClient
+from fedkd_flwr.clients.soft_predictions import SoftPredictionClient as SoftPredictionClient
+from fedkd_flwr.models.features import features as features
+from fedkd_flwr.models.layers import head_of as head_of
+from fedkd_flwr.training.jobs import PredictJob as PredictJob
+from fedkd_flwr.training.jobs import TrainJob as TrainJob
+from fedkd_flwr.training.losses import Distillation as Distillation
+from fedkd_flwr.training.regularizers import Proximal as Proximal
+from fedkd_flwr.training.regularizers import parameters_of as parameters_of
