@@ -19,12 +19,12 @@ from strategies.core.replies import ExpectedArray as ExpectedArray
 from strategies.core.replies import InvalidReplyError as InvalidReplyError
 from strategies.core.replies import Metric as Metric
 from strategies.core.replies import Reply as Reply
-from strategies.core.search import SearchRange as SearchRange
+from strategies.core.settings_groups import SearchRange as SearchRange
 from strategies.core.state import State as State
-from strategies.library_mixtures import MixtureStrategy as MixtureStrategy
 from strategies.method import Results as Results
 from strategies.parameters import LibraryState as LibraryState
 from strategies.parameters import LibraryStrategy as LibraryStrategy
+from strategies.parameters import MixtureStrategy as MixtureStrategy
 from strategies.parameters import Model as Model
 from strategies.parameters import ParameterState as ParameterState
 from strategies.parameters import ParameterStrategy as ParameterStrategy

@@ -19,5 +19,5 @@ from fedkd_flwr.models.layers import head_of as head_of
 from fedkd_flwr.training.jobs import PredictJob as PredictJob
 from fedkd_flwr.training.jobs import TrainJob as TrainJob
 from fedkd_flwr.training.losses import Distillation as Distillation
-from fedkd_flwr.training.regularizers import Proximal as Proximal
-from fedkd_flwr.training.regularizers import parameters_of as parameters_of
+from fedkd_flwr.training.losses import Proximal as Proximal
+from fedkd_flwr.training.losses import parameters_of as parameters_of
