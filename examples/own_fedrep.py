@@ -10,10 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 import fedkd_flwr
-from fedkd_flwr.clients.base import Arrays, TrainReply
-from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.models.features import features
-from fedkd_flwr.models.layers import head_of
+from fedkd_flwr.clients.api import Arrays, ParameterClient, TrainReply, features, head_of
 from strategies.fedper import FedPer
 
 

@@ -38,9 +38,12 @@ from fedkd_flwr.runs import (
     failures_in_words,
     load_run,
     prefers_distilled,
+    read_checkpoint,
+    require_fitting,
     require_memories,
     require_new,
     require_same_clients,
+    require_start,
     require_writable,
 )
 from fedkd_flwr.trackers import TrackerObserver
@@ -53,7 +56,7 @@ from strategies.core.flower import log
 from strategies.core.method_record import Need
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import NEW_CLIENTS, Observer
-from strategies.core.state import OtherStateError
+from strategies.core.state import OtherStateError, named_arrays
 from strategies.parameters import SharedModelSettings
 
 SETTLED_SECONDS = 2.0  # seconds without a new node after which all nodes count as connected
@@ -81,6 +84,11 @@ def main(grid: Grid, context: Context) -> None:
             require_simulated(grid, configuration.run.plan.num_clients)
             serve(SimulationGrid(grid), configuration)
             return
+        if configuration.run.start_from:
+            raise ConfigError(
+                "start-from is for clients of this machine: the nodes of a deployment take no "
+                "models from other runs. Leave it out."
+            )
         if Need.PUBLIC_DATA_ON_SERVER in configuration.run.method.record.needs:
             check_server_data(configuration)
         serve(FastPollingGrid(grid), configuration)
@@ -148,6 +156,8 @@ def check_run(configuration: Configuration) -> None:
         require_memories(stopped, run)
     elif run.output_dir:
         require_new(absolute(run.output_dir))
+    if run.start_from and not run.resume:
+        require_start(configuration)
     for name, folder in (("state-dir", run.state_dir), ("models-dir", run.models_dir)):
         if folder:
             require_writable(absolute(folder), name)
@@ -291,6 +301,8 @@ def run_rounds(
         plan = plan.model_copy(update={"newcomers": tuple(directory.newcomers), "min_replies": 1})
     strategy = run.method.strategy(plan, configuration.settings, directory, RunModels(run))
     initial = initial_model(configuration)
+    if run.start_from and not checkpoint.completed_rounds:
+        require_fitting(configuration, named_arrays(strategy.begin(initial)), checkpoint.state)
     try:
         strategy.restore(checkpoint.completed_rounds, checkpoint.state, initial)
     except OtherStateError as error:
@@ -332,7 +344,7 @@ def open_run_directory(
         directory.compare_data(data.digests if data else {})
         return directory, checkpoint
     path = Path(run.output_dir or default_run_directory(configuration, RUNS_FOLDER))
-    return RunDirectory.create(path, configuration, data), Checkpoint()
+    return RunDirectory.create(path, configuration, data), read_checkpoint(path)
 
 
 def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:

@@ -23,6 +23,7 @@ Differences from the paper
   replaced, starts anew.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -156,8 +157,10 @@ class FedKD(SharedModelStrategy):
     @cached_property
     def shapes(self) -> list[Shape]:
         """Rows and columns of the shared model's matrices."""
-        shapes = self.server_models.shapes(self.settings.shared_model)
-        return [(int(rows), int(columns)) for rows, columns in shapes]
+        layout = self.server_models.layout(self.architecture).values()
+        shapes = [shape for kind, shape in layout if kind == WEIGHTS]
+        # A scalar is a 1x1 matrix, and a kernel has one row per output channel.
+        return [(rows, math.prod(others)) for rows, *others in ((*shape, 1) for shape in shapes)]
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         """Require factors, at most as long as the weights, and the other kinds uncompressed."""

@@ -5,6 +5,7 @@ A model is sent as flat vectors, one per kind: ``weights`` (d,), with batch norm
 vector belongs to which layer.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -179,10 +180,34 @@ class ParameterStrategy(PersonalizedStrategy):
 
     # ---- Tools for methods -----------------------------------------------------------
 
+    @property
+    def architecture(self) -> str:
+        """The architecture of the model that is sent; empty for the first of the run."""
+        return ""
+
     def models_in(self, replies: Mapping[int, Reply]) -> dict[int, Model]:
         """Return the model of each reply, by partition-id."""
         kinds = self.state.model
         return {n: {kind: reply.arrays[kind] for kind in kinds} for n, reply in replies.items()}
+
+    def layers(self, model: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a sent model by name, in the order of PyTorch's ``state_dict``.
+
+        They are parts of its vectors: whoever writes to them changes the model.
+
+        Parameters
+        ----------
+        model : mapping of str to ndarray
+            Vectors by kind. Arrays of kinds that it lacks are left out.
+        """
+        assert self.server_models
+        layout = self.server_models.layout(self.architecture, self.shared_layers(self.settings))
+        left, named = dict(model), {}
+        for name, (kind, shape) in layout.items():
+            if kind in left:
+                own, left[kind] = np.split(left[kind], [math.prod(shape)])
+                named[name] = own.reshape(shape)
+        return named
 
     def average(self, models: Mapping[int, Model]) -> Model:
         """Average the models of some clients by the run's `mixing`."""
@@ -233,9 +258,14 @@ class SharedModelStrategy(ParameterStrategy):
     settings: SharedModelSettings
     server_models: ServerModels
 
+    @property
+    def architecture(self) -> str:
+        """The architecture of the shared model."""
+        return self.settings.shared_model
+
     def begin(self, initial: Arrays) -> ParameterState:
         """Start from fresh weights of the shared model."""
-        return super().begin(self.server_models.initial_shared(self.settings.shared_model))
+        return super().begin(self.server_models.initial_shared(self.architecture))
 
 
 @dataclass(frozen=True)

@@ -78,14 +78,10 @@ class PerFedCKTSettings(SoftPredictionSettings):
         return 1 / max(distance, LEAST_DISTANCE) if self.weight_by_distance else 1.0
 
 
-def cluster_predictions(
-    predictions: NDArray[Any], clusters: int, seed: int, mix: Mix = weighted_mean
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Cluster m clients by k-means on their flattened soft predictions (m, P, K).
+def k_means(predictions: NDArray[Any], clusters: int, seed: int) -> NDArray[np.int64]:
+    """Return the cluster of each of m clients, by k-means on their soft predictions (m, P, K).
 
-    Return centroids, (min(c, distinct), P, K) float32 with rows on the simplex, and the centroid of
-    each client, (m,). At most one centroid per distinct prediction is returned; `mix` computes them
-    from (c, m) weights of the members and the predictions.
+    There are at most as many clusters as distinct predictions.
     """
     # Deferred: clients import this module, but only the server clusters.
     from sklearn.cluster import KMeans
@@ -98,8 +94,19 @@ def cluster_predictions(
     with warnings.catch_warnings(), threadpool_limits(1):
         # k-means warns when nearly equal predictions collapse into one cluster, which is fine here.
         warnings.simplefilter("ignore")
-        found = kmeans.fit_predict(flat)
-    numbers, labels = np.unique(found, return_inverse=True)
+        labels: NDArray[np.int64] = kmeans.fit_predict(flat)
+    return labels
+
+
+def centroids_of(
+    predictions: NDArray[Any], clusters: NDArray[np.int64], mix: Mix = weighted_mean
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return centroids, (c, P, K) with rows on the simplex, and the one of each client, (m,).
+
+    `clusters` (m,) numbers those of the predictions (m, P, K); numbers without members have no
+    centroid. `mix` computes centroids from (c, m) weights of the members.
+    """
+    numbers, labels = np.unique(clusters, return_inverse=True)
     members = np.equal.outer(np.arange(len(numbers)), labels).astype(np.float64)
     centroids = mix(normalized_rows(members), predictions)
     return centroids.astype(np.float32), labels.astype(np.int64)
@@ -166,12 +173,24 @@ class PerFedCKT(SoftPredictionStrategy):
         plan, sizes = self.plan, self.round.sizes(candidates)
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 
+    def cluster(self, predictions: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+        """Return the cluster of each client that replied, (m,): a hook, by default k-means.
+
+        Parameters
+        ----------
+        predictions : ndarray
+            Soft predictions, (m, P, K), by ascending partition-id.
+        k : int
+            The setting `clusters`.
+        """
+        draws = random_generator(self.plan.seed, "k-means", self.round.number)
+        return k_means(predictions, k, int(draws.integers(2**31)))
+
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> CentroidState:
         """Cluster the predictions of this round; the teachers are the centroids (c, P, K)."""
-        seed = int(random_generator(self.plan.seed, "k-means", server_round).integers(2**31))
-        centroids, labels = cluster_predictions(
-            self.stack_predictions(replies), self.settings.clusters, seed, self.mix
-        )
+        predictions = self.stack_predictions(replies)
+        clusters = self.cluster(predictions, self.settings.clusters)
+        centroids, labels = centroids_of(predictions, clusters, self.mix)
         if len(centroids) < self.settings.clusters:
             log(
                 INFO,

@@ -21,7 +21,6 @@ from fedkd_flwr.client_app import build_client, train_together
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, flatten, read_config
 from fedkd_flwr.data.registry import DataError
-
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import serve

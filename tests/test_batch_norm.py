@@ -21,6 +21,7 @@ from fedkd_flwr.training.loop import (
     refresh_statistics,
     statistics_of,
 )
+from fedkd_flwr.training.server_models import RunModels
 from strategies.core.method_record import Need
 from strategies.parameters import ParameterStrategy, SharedModelStrategy
 from strategies.persfl import PAIRS
@@ -105,6 +106,22 @@ def test_statistics_and_counters_keep_their_meaning(strategy, small, tmp_path):
             counters = [array for key, array in kept.items() if key.endswith(COUNTER)]
             # No client has trained on more batches than these.
             assert all(a.dtype == torch.int64 and 0 <= a <= 200 for a in counters), name
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedper", "fedbn", "fml"])
+def test_layers_are_named_parts_of_the_vectors_that_travel(strategy, small):
+    flat = {**settings_for(small, strategy), "strategy": strategy}
+    configuration = read_config(flat)
+    run, settings = configuration.run, configuration.settings
+    method = run.method.strategy(run.server_plan(), settings, server_models=RunModels(run))
+    model = model_that_travels(flat)
+    vectors = model_vectors(model, method.shared_layers(settings))
+    layers, state = method.layers(vectors), model.state_dict()
+    assert [name for name in state if name in layers] == list(layers)
+    for name, array in layers.items():
+        np.testing.assert_array_equal(array, state[name])
+        array[...] = 7
+    assert all((vector == 7).all() for vector in vectors.values())
 
 
 def test_a_borrowed_model_resets_its_batch_counters():

@@ -363,7 +363,7 @@ def test_without_local_the_share_is_empty_and_a_note_says_so(tmp_path):
     none = "There is no run of local, so there are no verdicts; run it with seed 0."
     assert comparison.notes[0] == none
     # A tenth of the way from 0.5 to 0.7, and (0.5 + 0.7)² / (2 (0.5² + 0.7²)).
-    row = "| kt-pfl | 1 | 60.0% | - | 10.0 | 50.0% | 52.0% | 50.0% | 0.9730 | - | - | - | - |"
+    row = "| kt-pfl | 1 | 60.0% | 10.0 | 50.0% | 52.0% | 50.0% | 0.9730 | - | - | - | - |"
     assert row in comparison.to_markdown()
 
 

@@ -172,7 +172,7 @@ def test_five_hospitals_can_take_part_as_the_guide_to_deployment_says(tmp_path):
 
 FUNCTIONS = [name for name in dir(fedkd_flwr) if inspect.isfunction(getattr(fedkd_flwr, name))]
 EXAMPLES = [getattr(fedkd_flwr, name) for name in FUNCTIONS]
-EXAMPLES += [fedkd_flwr.Run.model, fedkd_flwr.Run.predict]
+EXAMPLES += [fedkd_flwr.Run.model, fedkd_flwr.Run.predict, fedkd_flwr.Run.soft_predictions]
 NAMES = {"fedkd_flwr": fedkd_flwr, "np": np, "sklearn": sklearn, "torch": torch}
 SWEEP = """
 [base]

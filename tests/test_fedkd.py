@@ -101,8 +101,8 @@ class SmallModels:
     def initial_shared(self, name=""):
         return {"weights": np.zeros(17, dtype=np.float32)}
 
-    def shapes(self, name):
-        return np.array([[5, 2], [7, 1]])
+    def layout(self, name):
+        return {"matrix": ("weights", (5, 2)), "bias": ("weights", (7,))}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from flwr.client import NumPyClient
 from helpers import client_of
 from test_layering import MODULES
 
+import fedkd_flwr.clients.api
+import strategies.api
 from fedkd_flwr.clients.base import HOOKS_BEFORE, PersonalClient
 from fedkd_flwr.methods import METHODS
 from strategies.base import PersonalizedStrategy
@@ -60,11 +62,15 @@ def test_the_names_that_a_client_has_from_its_first_line_on(small):
     assert {name for name in vars(client) if not name.startswith("_")} == OF_INSTANCE
 
 
-def test_the_guide_lists_these_names_and_no_others(side):
+def test_the_guide_shows_fedpac_whole_and_bases_that_one_module_a_side_has():
     guide = (ROOT / "docs/how-to/custom-methods.md").read_text()
-    section = guide.partition(f"## All names on {side}\n")[2]
-    listed = re.findall(r"^\| `(\w+)", section.partition("\n## ")[0], re.MULTILINE)
-    assert set(listed) == SIDES[side][1]
+    fedpac = (ROOT / "examples/own_fedpac.py").read_text()
+    assert f"```python\n{fedpac}```" in guide and len(fedpac.splitlines()) <= 100
+    bases = set(
+        re.findall(r"`(\w+(?:Strategy|Client))`", guide.partition("## Write both sides")[2])
+    )
+    assert len(bases) > 12
+    assert bases <= {*vars(strategies.api), *vars(fedkd_flwr.clients.api)}
 
 
 def names_in(name, base):

@@ -10,13 +10,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from helpers import Witness, client_of, random_simplex, run_with, watched
 
 import fedkd_flwr
-from fedkd_flwr.clients.perfed_ckt import nearest_centroid
+from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
 from fedkd_flwr.clients.session import Session
 from fedkd_flwr.config.toml_files import read_toml
+from fedkd_flwr.methods import REGISTERED
 from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
-from strategies.perfed_ckt import PerFedCKT, PerFedCKTSettings, cluster_predictions
+from strategies.perfed_ckt import PerFedCKT, PerFedCKTSettings, centroids_of, k_means
 
 TABLE_1 = Path(__file__).parent.parent / "conf" / "perfed-ckt" / "cifar10-vgg11.toml"
 
@@ -38,7 +39,7 @@ def test_separated_groups_are_found_and_centroids_are_their_means():
     groups = np.array([0, 1, 2, 0, 1, 2, 0])
     shared = random_predictions(generator, 3, 30, 10)
     predictions = 0.95 * shared[groups] + 0.05 * random_predictions(generator, 7, 30, 10)
-    centroids, labels = cluster_predictions(predictions, 3, seed=1)
+    centroids, labels = centroids_of(predictions, k_means(predictions, 3, seed=1))
     assert centroids.shape == (3, 30, 10)
     for i, j in itertools.combinations(range(7), 2):
         assert (labels[i] == labels[j]) == (groups[i] == groups[j])
@@ -50,7 +51,7 @@ def test_separated_groups_are_found_and_centroids_are_their_means():
 
 def test_one_cluster_is_the_plain_mean():
     predictions = random_predictions(np.random.default_rng(0), 5, 20, 10)
-    centroids, labels = cluster_predictions(predictions, 1, seed=0)
+    centroids, labels = centroids_of(predictions, k_means(predictions, 1, seed=0))
     np.testing.assert_allclose(centroids[0], predictions.mean(axis=0), atol=1e-6)
     assert labels.tolist() == [0] * 5
 
@@ -58,17 +59,30 @@ def test_one_cluster_is_the_plain_mean():
 @pytest.mark.parametrize(("replies", "clusters"), [(2, 4), (1, 3)])
 def test_fewer_replies_than_clusters_are_their_own_centroids(replies, clusters):
     predictions = random_predictions(np.random.default_rng(0), replies, 20, 10)
-    centroids, labels = cluster_predictions(predictions, clusters, seed=0)
+    centroids, labels = centroids_of(predictions, k_means(predictions, clusters, seed=0))
     assert len(centroids) == replies
     np.testing.assert_allclose(centroids[labels], predictions, atol=1e-6)
 
 
 def test_identical_predictions_make_one_cluster():
     one = random_predictions(np.random.default_rng(0), 20, 10)
-    centroids, labels = cluster_predictions(np.stack([one] * 5), 3, seed=0)
+    centroids, labels = centroids_of(np.stack([one] * 5), k_means(np.stack([one] * 5), 3, seed=0))
     assert centroids.shape == (1, 20, 10)
     np.testing.assert_allclose(centroids[0], one, atol=1e-6)
     assert labels.tolist() == [0] * 5
+
+
+class ByParity(PerFedCKT):
+    def cluster(self, predictions, k):
+        return np.arange(len(predictions)) % k + 7
+
+
+def test_clusters_are_those_of_the_hook(small, tmp_path, monkeypatch):
+    monkeypatch.setitem(REGISTERED, "by-parity", None)
+    method = fedkd_flwr.register("by-parity", strategy=ByParity, client=PerFedCKTClient)
+    changes = {"strategy": method, "perfed-ckt.clusters": 2, "num-server-rounds": 1}
+    run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    assert run.matrices["clusters"].tolist() == [[0, 1, 0, 1]]
 
 
 # ---- Client --------------------------------------------------------------------------

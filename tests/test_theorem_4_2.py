@@ -20,7 +20,7 @@ from fedkd_flwr.clients.perfed_ckt import nearest_centroid
 from fedkd_flwr.training.loop import predict_logits, train_on
 from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.mixing import weighted_mean
-from strategies.perfed_ckt import cluster_predictions
+from strategies.perfed_ckt import centroids_of, k_means
 
 SPREAD = np.array([0.01, 0.015, 0.03, 0.045])  # v_k; all weights stay probabilities
 SIGMA = 0.025
@@ -124,7 +124,7 @@ def test_centroids_are_those_of_the_best_of_all_groupings(seed):
 
     groupings = [np.array([0, *others]) for others in itertools.product((0, 1), repeat=6)][1:]
     best = min(groupings, key=lambda labels: scatter(means(labels), labels))
-    centroids, labels = cluster_predictions(predictions, 2, seed=0)
+    centroids, labels = centroids_of(predictions, k_means(predictions, 2, seed=0))
     assert len(groupings) == 63
     np.testing.assert_array_equal(labels == labels[0], best == 0)
     np.testing.assert_allclose(centroids[labels], means(best)[best], atol=1e-6)
@@ -147,7 +147,7 @@ def test_clusters_bring_every_client_of_figure_1_closer_to_its_true_model():
         fits = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(inputs, answers, strict=True)]
         public = generator.uniform(-10, 10, (public_size, 2))
         predictions = np.stack([public @ fit for fit in fits])[:, :, None]
-        centroids, _ = cluster_predictions(predictions, 2, seed=0)
+        centroids, _ = centroids_of(predictions, k_means(predictions, 2, seed=0))
         for k in range(3):
             own = torch.from_numpy(predictions[k]).float()
             nearest = centroids[nearest_centroid(torch.from_numpy(centroids), own)]

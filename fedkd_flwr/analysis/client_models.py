@@ -57,8 +57,15 @@ def predict(run: Run, partition_id: int, samples: ArrayLike) -> NDArray[np.int64
     return classes
 
 
-def soft_predictions(run: Run) -> NDArray[np.float32]:
+def soft_predictions(run: Run, server_round: int | None = None) -> NDArray[np.float32]:
     """Return what all clients' models predict on the public samples; see `Run.soft_predictions`."""
+    rounds = len(run.round_rows)
+    if server_round not in (None, rounds):
+        raise ValueError(
+            f"{run.path.name} keeps the models of round {rounds} alone. A run with the same "
+            f"settings and num_server_rounds={server_round} ends with those of round "
+            f"{server_round}."
+        )
     configuration = recorded_config(run)
     plan = configuration.run.data_plan
     public = load_client(plan, 0).public_images

@@ -156,11 +156,13 @@ OTHER_MODELS = ("accuracy_chosen", "trained_accuracy", "received_accuracy")
 def columns_of(table: pd.DataFrame) -> list[Column]:
     """Return the columns that a table of means over seeds has, in the order to show them.
 
-    An accuracy that equals that of the last round in every row is left out.
+    An accuracy that no row has, or that is that of the last round in every row, is left out.
     """
-    same = [name for name in OTHER_MODELS if name in table and _equal(table, name)]
-    return [column for name, column in COLUMNS.items() if name in table and name not in same]
+    silent = [name for name in OTHER_MODELS if name in table and _says_nothing(table, name)]
+    return [column for name, column in COLUMNS.items() if name in table and name not in silent]
 
 
-def _equal(table: pd.DataFrame, name: str) -> bool:
-    return bool(np.allclose(table[name].astype(float), table["accuracy"], rtol=0, atol=1e-12))
+def _says_nothing(table: pd.DataFrame, name: str) -> bool:
+    values = table[name].astype(float)
+    is_same = np.allclose(values, table["accuracy"], rtol=0, atol=1e-12)
+    return bool(values.isna().all() or is_same)

@@ -8,12 +8,14 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import pdist
 
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.safeguard_criterion import guarded_clients
 from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
+from fedkd_flwr.custom_objects.importing import shown_data
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.runs import DamagedRunError, Run
 from strategies.core.randomness import random_generator
@@ -25,6 +27,9 @@ COLORS = (
 )  # fmt: skip
 """The color-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
 Before black it has three of Tol's muted colors, gray, Tol's dark brown and green, and a violet."""
+
+SAME_LABELS = 0.1
+"""Total variation distance below which label distributions differ by chance alone."""
 
 MARKERS = "osD^vPX"
 LINES = ("-", "--", ":", "-.")
@@ -121,7 +126,7 @@ def _jitter(row: int, number: int) -> NDArray[np.float64]:
 def data_title(run: Run) -> str:
     """Return a title with the data set and partition of a run."""
     settings = defining_settings(run.config)
-    return f"{settings['dataset']}, {settings['partition']}"
+    return f"{shown_data(settings['dataset'])}, {settings['partition']}"
 
 
 def run_title(run: Run) -> str:
@@ -161,7 +166,8 @@ def pareto_front(costs: pd.Series, gains: pd.Series) -> list[str]:
 def client_order(run: Run) -> tuple[NDArray[np.int64], str]:
     """Return the partition-ids in drawing order, and a suffix for the axis label.
 
-    Clients with similar label distributions are next to each other, where the data are here.
+    Clients with similar label distributions are next to each other, where the data are here and
+    these distributions differ.
     """
     try:
         counts = label_counts(run).to_numpy()
@@ -170,6 +176,8 @@ def client_order(run: Run) -> tuple[NDArray[np.int64], str]:
     if len(counts) < 3:
         return np.arange(len(counts)), ""
     label_distributions = counts / counts.sum(axis=1, keepdims=True)
+    if pdist(label_distributions, "cityblock").max() / 2 < SAME_LABELS:
+        return np.arange(len(counts)), ""
     tree = linkage(label_distributions, "average", optimal_ordering=True)
     return leaves_list(tree).astype(np.int64), ", ordered by labels"
 

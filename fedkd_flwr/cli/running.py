@@ -50,6 +50,14 @@ def run(
             "rounds (-c num-server-rounds=N).",
         ),
     ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Start a new run from the models of this one, with its settings where -c names no "
+            "others.",
+        ),
+    ] = None,
     accept_changes: AcceptChanges = False,
     allow_code: AllowCode = None,
     with_local: Annotated[
@@ -74,10 +82,14 @@ def run(
 ) -> None:
     """Run a method; show a progress bar and a table of results."""
     with one_clear_line():
+        from fedkd_flwr.config import ConfigError
         from fedkd_flwr.engines import check_engine, deployed_to, find_engine
+        from fedkd_flwr.runs import load_run, upon_start
         from fedkd_flwr.server_app import check_run
 
         values = read_values(preset, assignments)
+        if start_from is not None:
+            values = upon_start(load_run(start_from, allow_code or ()), values)
         if output_dir is not None:
             values["output-dir"] = str(output_dir)
         if accept_changes:
@@ -86,6 +98,7 @@ def run(
         if superlink is not None:
             options = {
                 "--resume": resume,
+                "--start-from": start_from,
                 "--with-local": with_local,
                 "--save-models": save_models,
                 "--federation-config": federation_config,
@@ -95,6 +108,8 @@ def run(
             deploy(values, superlink, [name for name, value in options.items() if value])
             return
         find_engine(engine)
+        if resume and start_from:
+            raise ConfigError("--resume continues a run, --start-from begins a new one: choose.")
         if resume is None:
             configuration = new_configuration(values, save_models)
         else:
@@ -246,7 +261,7 @@ def print_clients(finished: "Run") -> None:
 
 
 def print_result(finished: "Run") -> None:
-    """Print the result table, the absolute path of the run directory, and which clients failed."""
+    """Print the result table, the traffic, and which clients failed."""
     from fedkd_flwr.runs import failures_in_words
 
     summary = finished.summary or {}
@@ -269,7 +284,6 @@ def print_result(finished: "Run") -> None:
         f"{summary['numbers_up']:,} numbers up, {summary['numbers_down']:,} down; "
         f"{summary['failures']} failures; {summary['seconds']:.1f} s"
     )
-    say(f"Run directory: {finished.path}")
     if failures := failures_in_words([finished]):
         say(f"Failures: {failures}")
 

@@ -24,7 +24,7 @@ from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, requ
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import has_noise
 from fedkd_flwr.clients.remembered import Remembered
-from fedkd_flwr.clients.safeguard import GROUPS, LOCAL, Safeguard, run_of_private_model
+from fedkd_flwr.clients.safeguard import LOCAL, Safeguard, run_of_private_model
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.data.clients import (
     ClientData,
@@ -44,7 +44,7 @@ from fedkd_flwr.export import (
     round_folder,
     save_personalized_model,
 )
-from fedkd_flwr.memory import MODEL, Memory, PartOfMemory, StoredState, own_context
+from fedkd_flwr.memory import MODEL, PRIVATE, Memory, PartOfMemory, StoredState, own_context
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
@@ -79,7 +79,7 @@ class Session:
         self.policy, self.partition_id = self.node.policy, self.node.partition_id
         self.device = run.torch_device
         self.request = Request()
-        place = PartOfMemory(beside.memory, GROUPS) if beside else own_context(context)
+        place = PartOfMemory(beside.memory, PRIVATE) if beside else own_context(context)
         self._remembered = Remembered(place, run, settings, self.node)
         self.memory: Memory = self._remembered.memory
         self.local = self._remembered.local

@@ -18,6 +18,7 @@ from strategies.core.method_record import Need
 from strategies.core.plan import PlanSettings, RunPlan
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
+    DEFAULT_ON_NODES,
     NO_EFFECT_ON_RESULTS,
     SettingsGroup,
     Words,
@@ -119,6 +120,9 @@ class RunConfig(SettingsGroup):
     export. Nodes of a deployment have their own."""
     keep_best: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
     """Whether to export the models of the best round on validation data to `models_dir` too."""
+    start_from: Annotated[str, DEFAULT_ON_NODES] = ""
+    """Directory of a run whose models and state a new run starts from; ``{seed}`` in it stands for
+    the seed. Method, architectures and clients have to be the same. Empty for none."""
     resume: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
     """Whether to continue the run in `output_dir`."""
     accept_changes: Annotated[bool, NO_EFFECT_ON_RESULTS] = False

@@ -42,6 +42,11 @@ def is_of_this_process(name: str) -> bool:
     return is_custom(name) and name.partition(":")[0] in OF_THIS_PROCESS
 
 
+def shown_data(name: str) -> str:
+    """Return the name of a data set for people: arrays that were passed have a digest as name."""
+    return "your arrays" if name.startswith(f"{OBJECT}:") else name
+
+
 def is_named(name: str, given: Collection[str]) -> bool:
     """Return whether the user has given an own name, its module or a package that holds it."""
     module = name.partition(":")[0]

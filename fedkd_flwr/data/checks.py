@@ -7,7 +7,7 @@ from logging import INFO, WARNING
 import numpy as np
 from torch import Tensor
 
-from fedkd_flwr.custom_objects.importing import OBJECT
+from fedkd_flwr.custom_objects.importing import OBJECT, shown_data
 from fedkd_flwr.data.clients import (
     Parts,
     client_indices,
@@ -84,7 +84,10 @@ def _lines_about_reading(plan: DataPlan, private: ImageSet) -> Iterator[Line]:
     """Say in one line what was read and how it is scaled; warn where numbers should be scaled."""
     name, samples = plan.settings.dataset, private.images
     shape = " x ".join(map(str, samples.shape[1:]))
-    said = private.said or f"{name}: {len(samples)} samples ({shape}) of {private.classes} classes"
+    said = (
+        private.said
+        or f"{shown_data(name)}: {len(samples)} samples ({shape}) of {private.classes} classes"
+    )
     if not samples.is_floating_point():
         yield INFO, f"Read {said}"
     elif not isinstance(scaling_of_plan(plan), Symmetric):

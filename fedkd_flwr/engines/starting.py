@@ -24,6 +24,7 @@ from fedkd_flwr.runs import (
     names_of_code,
     read_checkpoint,
     recorded_config,
+    upon_start,
 )
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.recorded import require_same_objects
@@ -89,11 +90,13 @@ def saying_how_to_go_on(configuration: Configuration) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        path = Path(configuration.run.output_dir)
+        path, names = Path(configuration.run.output_dir), names_of_code(configuration.flat())
+        modules = sorted({name.partition(":")[0] for name in names})
+        allowed = f", allow_code={modules}" if modules else ""
         if completed := read_checkpoint(path).completed_rounds:
             stop.add_note(
                 f"Stopped after round {completed} of {configuration.run.plan.num_server_rounds}. "
-                f"Look at it with fedkd_flwr.load_run({str(path)!r}), continue with "
+                f"Look at it with fedkd_flwr.load_run({str(path)!r}{allowed}), continue with "
                 "fedkd_flwr.resume, or end it with fedkd_flwr.resume(..., stop=True)."
             )
         raise
@@ -104,6 +107,7 @@ def run(
     *,
     engine: str = "in-process",
     output_dir: str | Path | None = None,
+    start_from: Run | str | Path | None = None,
     on_round: OnRound | None = None,
     progress: Progress = "auto",
     **settings: Any,
@@ -119,6 +123,9 @@ def run(
         ``in-process`` or ``simulation``.
     output_dir : str or Path, optional
         The run directory; a new one under ``./runs`` if left out.
+    start_from : Run, str or Path, optional
+        A run, finished or stopped, from whose models and state this one starts. Its settings hold
+        where none are given. Method, architectures and clients have to be the same.
     on_round : callable, optional
         Is called with each finished round's row.
     progress : bool or "auto"
@@ -143,6 +150,7 @@ def run(
     >>> run = fedkd_flwr.run(strategy="kt-pfl", models="mlp", num_clients=3, num_server_rounds=2)
     >>> len(run.rounds)
     2
+    >>> slower = fedkd_flwr.run(start_from=run, learning_rate=0.001)
     """
     find_engine(engine)
     values = name_objects(_kebab(settings))
@@ -150,6 +158,8 @@ def run(
         values = {**name_objects(preset), **values}
     elif preset:
         values = upon_preset(preset, values)
+    if start_from is not None:
+        values = upon_start(start_from, values)
     if output_dir is not None:
         values["output-dir"] = str(output_dir)
     return run_configuration(read_config(values), engine, on_round, progress)
@@ -199,8 +209,8 @@ def resume(
     on_round : callable, optional
         Is called with each finished round's row.
     allow_code : str or iterable of str
-        Code that the run's config may name, see `fedkd_flwr.load_run`. Code in `settings` may be
-        named in any case.
+        Code that the run's config may name, see `fedkd_flwr.load_run`; by default what a `Run`
+        allows. Code in `settings` may be named in any case.
     progress : bool or "auto"
         As of `run`.
     stop : bool
@@ -222,8 +232,8 @@ def resume(
     3
     """
     find_engine(engine)
-    path = run.path if isinstance(run, Run) else run
-    configuration = resumed(path, name_objects(_kebab(settings)), allow_code)
+    path, known = (run.path, run.allow_code) if isinstance(run, Run) else (run, ())
+    configuration = resumed(path, name_objects(_kebab(settings)), allow_code or known)
     if stop:
         directory, _ = RunDirectory.reopen(Path(configuration.run.output_dir), configuration)
         return directory.finish()

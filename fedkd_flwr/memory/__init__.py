@@ -14,6 +14,7 @@ from fedkd_flwr.memory.folder import (
 )
 from fedkd_flwr.memory.memory import (
     MODEL,
+    PRIVATE,
     SPENT,
     InProcessContext,
     Memory,
@@ -27,6 +28,7 @@ from fedkd_flwr.memory.memory import (
 
 __all__ = [
     "MODEL",
+    "PRIVATE",
     "ROUNDS_KEPT",
     "RUNS_KEPT",
     "SPENT",

@@ -297,6 +297,8 @@ class MemoryFolder:
         """
         own, shared = self.newest(before_round), self._together
         known = shared.round_of_client(self._client, before_round)
+        if not known:
+            return own, 0
         if own is None or known != round_of(own):
             return (own, 0) if own and round_of(own) > known else (None, known)
         of_own = Memory(numbers=metadata_of(own)["numbers"])

@@ -21,6 +21,9 @@ MODEL = "model"  # name of the tensors of the client's model
 MOMENTA, OF_HEAD = "optimizer", "head-optimizer"
 """Name of the tensors of optimizers, and of those of FedRep in earlier versions."""
 
+PRIVATE = "safeguard-"
+"""Beginning of the names of a safeguard's private model and optimizer."""
+
 OF_SESSION = (ROUND, OWNER, SPENT, MODEL, MOMENTA)
 """Names of what every method's client keeps; the state of a method has other ones."""
 
@@ -64,6 +67,16 @@ class Memory:
         """Forget everything, and take over another memory."""
         self.tensors, self.numbers = dict(other.tensors), dict(other.numbers)
         self.changed = {*self.tensors, *self.numbers}
+
+    def for_new_run(self, with_momentum: bool) -> "Memory":
+        """Return what another run continues from: all but the round, and who has counted it."""
+        dropped = {ROUND, OWNER, SPENT}
+        if not with_momentum:
+            dropped |= {MOMENTA, OF_HEAD, PRIVATE + MOMENTA}
+        kept = Memory(self.tensors, self.numbers)
+        for group in dropped:
+            kept.forget(group)
+        return kept
 
     def note_round(self, server_round: int, owner: Mapping[str, float], start: int = 1) -> None:
         """Note that the memory includes a round of a run, and after which start of it."""

@@ -4,7 +4,7 @@ They are the floating-point entries of its state dict, in order: a counter of ba
 averaged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,20 @@ from strategies.core.declarations import ALPHAS, BUFFERS, WEIGHTS, LayerChoice
 ALL = slice(None)  # all layers of a model
 
 
-def tensors_by_kind(model: nn.Module, layers: LayerChoice = ALL) -> dict[str, list[Tensor]]:
-    """Return a model's floating-point tensors by kind, not copied, in the order of sending."""
+def sent_tensors(model: nn.Module, layers: LayerChoice = ALL) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield a model's floating-point tensors with name and kind, not copied, as they are sent."""
     parameters = {name for name, _ in model.named_parameters()}
     chosen = {id(tensor) for layer in chosen_layers(model, layers) for tensor in own_tensors(layer)}
-    tensors: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in chosen and tensor.is_floating_point():
-            tensors.setdefault(_kind_of(name, name in parameters), []).append(tensor.detach())
+            yield name, _kind_of(name, name in parameters), tensor.detach()
+
+
+def tensors_by_kind(model: nn.Module, layers: LayerChoice = ALL) -> dict[str, list[Tensor]]:
+    """Return a model's tensors by kind, in the order in which they are sent."""
+    tensors: dict[str, list[Tensor]] = {}
+    for _, kind, tensor in sent_tensors(model, layers):
+        tensors.setdefault(kind, []).append(tensor)
     return tensors
 
 

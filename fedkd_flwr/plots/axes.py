@@ -1,7 +1,7 @@
 """What all figures share: axes, legends, tick labels, and the files they are written to."""
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,10 @@ def new_figure(xlabel: str, ylabel: str, grid: bool = True) -> tuple[Figure, Axe
     return figure, axes
 
 
+LONGEST_TICK = 12
+"""Maximum number of characters of a client's name at a tick."""
+
+
 def percent(value: float, position: int | None = None) -> str:
     """Return a fraction as a percentage, as a tick label of an axis or a color bar."""
     return f"{100 * value:.3g}%"
@@ -71,11 +75,14 @@ def bytes_across(axes: Axes) -> None:
     axis.set_major_formatter(FuncFormatter(lambda size, position: in_bytes(size)))
 
 
-def client_ticks(clients: NDArray[np.int64]) -> tuple[list[int], list[str]]:
+def client_ticks(
+    clients: NDArray[np.int64], names: Mapping[int, str] | None = None
+) -> tuple[list[int], list[str]]:
     """Return positions and labels of ticks, at most 15 of them."""
     step = -(-len(clients) // 15)
     places = list(range(0, len(clients), step))
-    return places, [str(clients[place]) for place in places]
+    known = names or {}
+    return places, [str(known.get(clients[n], clients[n]))[:LONGEST_TICK] for n in places]
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:

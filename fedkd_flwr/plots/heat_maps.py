@@ -1,5 +1,6 @@
 """Matrices as heat maps: who learns from whom, clusters by round, and the split of the data."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib as mpl
@@ -31,6 +32,8 @@ def draw_matrix(
     rows: NDArray[Any],
     columns: NDArray[Any],
     limits: tuple[float, float] = (0, 1),
+    row_names: Mapping[int, str] | None = None,
+    column_names: Mapping[int, str] | None = None,
 ) -> AxesImage:
     """Draw a matrix as a heat map; NaN is gray."""
     colors = mpl.colormaps["cividis"].with_extremes(bad=ABSENT)
@@ -38,8 +41,8 @@ def draw_matrix(
     image = axes.imshow(
         matrix, cmap=colors, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto"
     )
-    axes.set_xticks(*client_ticks(columns))
-    axes.set_yticks(*client_ticks(rows))
+    axes.set_xticks(*client_ticks(columns, column_names), rotation=60 if column_names else 0)
+    axes.set_yticks(*client_ticks(rows, row_names))
     return image
 
 
@@ -70,7 +73,8 @@ def plot_sharing(run: Run, server_round: int | None = None, name: str | None = N
     # If all weights are equal, as in FedMD, the color scale still needs two different ends.
     if highest - lowest < 1e-9:
         lowest, highest = 0.0, 2 * highest or 1.0
-    image = draw_matrix(axes, matrix, clients, clients, limits=(lowest, highest))
+    own = run.client_names
+    image = draw_matrix(axes, matrix, clients, clients, (lowest, highest), own, own)
     figure.colorbar(image, ax=axes, label="Weight of the giver", extend="max")
     title = f"{run_title(run)}\n{name} after round {server_round}"
     axes.set_title(title, fontsize="medium")
@@ -99,7 +103,7 @@ def plot_clusters(run: Run) -> Figure:
         interpolation="nearest",
         extent=(0.5, rounds + 0.5, number - 0.5, -0.5),
     )
-    axes.set_yticks(*client_ticks(clients))
+    axes.set_yticks(*client_ticks(clients, run.client_names))
     axes.set_yticks(np.arange(number + 1) - 0.5, minor=True)
     axes.grid(which="minor", axis="y", color="white", lw=1)
     axes.tick_params(which="minor", length=0)
@@ -120,7 +124,8 @@ def plot_partition(run: Run) -> Figure:
     figure, axes = new_figure("Client", "Class", grid=False)
     matrix = counts.to_numpy(dtype=float).T
     clients, classes = counts.index.to_numpy(), counts.columns.to_numpy()
-    image = draw_matrix(axes, matrix, classes, clients, limits=(0, matrix.max()))
+    limits = (0, matrix.max())
+    image = draw_matrix(axes, matrix, classes, clients, limits, column_names=run.client_names)
     figure.colorbar(image, ax=axes, label="Samples")
     axes.set_title(data_title(run), fontsize="medium")
     return figure

@@ -179,7 +179,7 @@ def plot_gain_against_bytes(comparison: Comparison) -> Figure:
         # Nothing is above and left of the front, so there is room for names.
         axes.annotate(
             textwrap.fill(str(label), NAME_WIDTH), (row["bytes"], row["gain"]),
-            xytext=(-6, 6), textcoords="offset points", ha="right", fontsize="small",
+            xytext=(-6, 6), textcoords="offset points", ha="right", fontsize="medium",
         )  # fmt: skip
     axes.axhline(0, color="black", lw=1, ls=":")
     axes.set_title(

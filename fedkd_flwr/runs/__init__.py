@@ -22,4 +22,5 @@ from fedkd_flwr.runs.folders import (
 )
 from fedkd_flwr.runs.reading import Run, load_run
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
+from fedkd_flwr.runs.start_from import require_fitting, require_start, upon_start
 from fedkd_flwr.runs.summary import failures_in_words, prefers_distilled

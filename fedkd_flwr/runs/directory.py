@@ -38,7 +38,6 @@ from fedkd_flwr.files import (
 from fedkd_flwr.memory import Memory, SharedFolder, round_of
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
-    checkpoint_files,
     forget_checkpoints_after,
     keep_last_checkpoint,
     notes_files,
@@ -64,6 +63,7 @@ from fedkd_flwr.runs.folders import (
 from fedkd_flwr.runs.provenance import ACCEPTED, python_here, python_of
 from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run
 from fedkd_flwr.runs.recorded import names_of_code
+from fedkd_flwr.runs.start_from import STARTED, begin_from_start
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
 from strategies.core.evaluations import Row
 from strategies.core.flower import log
@@ -176,6 +176,7 @@ class RunDirectory(Observer):
                 folder = SharedFolder.of_run(absolute(self._state_dir), self.run_id)
                 folder.write(self.memories(), record.server_round)
             write_checkpoint(self.path, record, self.seconds, sorted(self._appended))
+            self._is_new = False
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
             raise RunDirectoryError(
@@ -243,8 +244,7 @@ class RunDirectory(Observer):
     @property
     def _stays(self) -> bool:
         """Whether the run can be continued, and not started again, if it stops now."""
-        kept = (*checkpoint_files(self.path), *notes_files(self.path))
-        return not self._is_new or any(map(Path.exists, kept))
+        return not self._is_new or any(map(Path.exists, notes_files(self.path)))
 
     def _describe(self, configuration: "Configuration", data: DataRecord | None) -> None:
         """Write what does not change; ``config.json``, which marks a run, comes first."""
@@ -252,6 +252,10 @@ class RunDirectory(Observer):
         if data:
             description["data"] = data.digests
         with self._writing():
+            if configuration.run.start_from:
+                digests = data.digests if data else {}
+                begun = begin_from_start(self.path, description["id"], configuration, digests)
+                description[STARTED] = begun
             write_json(self.path / "config.json", description)
             if data:
                 lines = ",\n".join(json.dumps(row) for row in data.split)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.config import current_config
+from fedkd_flwr.custom_objects.importing import shown_data
 from fedkd_flwr.files import ArraysError, read_arrays
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
 from strategies.core.evaluations import (
@@ -231,12 +232,35 @@ class Run:
         of_clients = resolve_name(f"{MODELS_OF_CLIENTS}:predict")
         return of_clients(self, partition_id, samples)
 
-    def soft_predictions(self) -> NDArray[np.float32]:
-        """Return what each client's final model predicts on the public samples.
+    def soft_predictions(self, server_round: int | None = None) -> NDArray[np.float32]:
+        """Return what each client's model predicts on the public samples, after the last round.
 
-        Shape (clients, samples, classes), at temperature 1. Errors are those of `model`.
+        Shape (clients, samples, classes), at temperature 1. Of earlier rounds no models are kept:
+        `ValueError` says how to have them. Other errors are those of `model`.
+
+        Examples
+        --------
+        >>> fedkd_flwr.load_run("runs/first").soft_predictions().shape
+        (3, 200, 10)
         """
-        return resolve_name(f"{MODELS_OF_CLIENTS}:soft_predictions")(self)
+        return resolve_name(f"{MODELS_OF_CLIENTS}:soft_predictions")(self, server_round)
+
+    @cached_property
+    def client_names(self) -> dict[int, str]:
+        """Names by partition-id: of silos, or of the folders or rows that a client consists of."""
+        names = {row["partition_id"]: row["name"] for row in self.client_rows if row.get("name")}
+        file = self.path / "split.json"
+        if names or not file.exists():
+            return names
+        try:
+            rows = json.loads(file.read_text(encoding="utf-8"))
+            return {
+                row["partition_id"]: ", ".join(map(str, row["values"]))
+                for row in rows
+                if row.get("values")
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise damaged(file, _reason(error), "restore it from a copy, or remove it") from None
 
     @property
     def coefficients(self) -> "pd.DataFrame":
@@ -253,8 +277,7 @@ class Run:
         if not square:
             raise ValueError(f"{self.config['strategy']} has no matrix of receivers and givers.")
         matrix = square.get("coefficients", next(iter(square.values())))
-        known = {row["partition_id"]: row["name"] for row in self.client_rows if row.get("name")}
-        names = [known.get(n, n) for n in range(len(matrix))]
+        names = [self.client_names.get(n, n) for n in range(len(matrix))]
         named = _frame(matrix, index=names, columns=names)
         return named.rename_axis(index="receiver", columns="giver")
 
@@ -269,7 +292,7 @@ class Run:
         state = "" if self.finished else ", not finished"
         card = {
             "method": config["strategy"],
-            "data": config.get("dataset", ""),
+            "data": shown_data(config.get("dataset", "")),
             "split": f"{config.get('partition', '')}, seed {config['seed']}",
             "clients": config["num-clients"],
             "rounds": f"{len(rows)} of {config['num-server-rounds']}{state}",

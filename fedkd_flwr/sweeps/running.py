@@ -3,10 +3,10 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from logging import WARNING
+from logging import INFO, WARNING, LogRecord
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ from fedkd_flwr.sweeps.folder import (
 )
 from fedkd_flwr.sweeps.grid import COMBINATIONS, Selection, read_sweep, run_labels, select_runs
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
-from strategies.core.flower import log
+from strategies.core.flower import LOGGER, log
 from strategies.core.rounds import OnRound
 from strategies.core.settings_groups import kebab_case
 
@@ -220,7 +220,7 @@ def run_sweep(
         ended = ((run, attempt(run, partial(listen, run.name))) for run in to_do())
     else:
         ended = _in_parallel(to_do(), jobs, cpus_per_run, gpus_per_run, listen)
-    with closing(ended):
+    with closing(ended), _saying_once():
         for run, failure in ended:
             if failure:
                 fail(run, failure)
@@ -228,6 +228,23 @@ def run_sweep(
                 finished[run.name] = load_run(run.path, names_of_code(run.values))
                 tell(run.progress("finished", finished[run.name]))
     return [finished[run.name] for run in planned if run.name in finished]
+
+
+@contextmanager
+def _saying_once() -> Iterator[None]:
+    """Log what is said of the data once, and not for each run anew."""
+    said: set[str] = set()
+
+    def is_new(record: LogRecord) -> bool:
+        line, known = record.getMessage(), len(said)
+        said.add(line)
+        return record.levelno > INFO or len(said) > known
+
+    LOGGER.addFilter(is_new)
+    try:
+        yield
+    finally:
+        LOGGER.removeFilter(is_new)
 
 
 def _warn_of_failure(progress: SweepProgress) -> None:

@@ -20,7 +20,7 @@ from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.features import common_width, narrowest_width, with_common_width
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.model_pool import SHARED_DRAW
-from fedkd_flwr.models.vectors import ALL, fill_from_vectors, matrix_shapes, model_vectors
+from fedkd_flwr.models.vectors import ALL, fill_from_vectors, model_vectors, sent_tensors
 from fedkd_flwr.training.feature_generator import draws, generator_loss
 from fedkd_flwr.training.loop import (
     SGD,
@@ -77,9 +77,12 @@ class RunModels:
         with seeded("cpu", self.run.plan.seed, SHARED_DRAW):
             return model_vectors(self._build(name or self.names[0], width))
 
-    def shapes(self, name: str) -> NDArray[np.int64]:
-        """Return rows and columns of a model's matrices, (L, 2)."""
-        return matrix_shapes(self._network(name))
+    def layout(
+        self, name: str = "", layers: LayerChoice = ALL
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return kind and shape of each array of some layers, by name."""
+        sent = sent_tensors(self._network(name or self.names[0]), layers)
+        return {own: (kind, tuple(tensor.shape)) for own, kind, tensor in sent}
 
     def predict(self, name: str, model: Vectors, server_round: int) -> NDArray[np.float32]:
         """Return a model's logits on the public samples of a round, shape (P, K)."""

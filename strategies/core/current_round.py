@@ -102,6 +102,11 @@ class Round:
         self._observer = observer
 
     @property
+    def number(self) -> int:
+        """Its number, from 1 over the whole run."""
+        return self._current.exchange.server_round
+
+    @property
     def clients(self) -> dict[int, ClientInfo]:
         """All clients that have joined, by partition-id."""
         return self._members.clients

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from strategies.core.declarations import LayerChoice
 from strategies.core.replies import Arrays
 
 
@@ -31,8 +32,18 @@ class ServerModels(Protocol):
     def initial_shared(self, name: str = "", width: int = 0) -> Arrays:
         """Return fresh weights of a shared model, drawn apart, with a projection to any `width`."""
 
-    def shapes(self, name: str) -> NDArray[Any]:
-        """Return rows and columns of each weight of an architecture, (L, 2)."""
+    def layout(
+        self, name: str = "", layers: LayerChoice = slice(None)
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return kind and shape of an architecture's arrays by name, in the order of its vectors.
+
+        Parameters
+        ----------
+        name : str
+            The architecture; empty for the first of the run.
+        layers : slice or str
+            The layers that are sent.
+        """
 
     def predict(self, name: str, model: Arrays, server_round: int) -> NDArray[Any]:
         """Return a model's logits on the server's public samples of a round, (P, K)."""
