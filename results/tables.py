@@ -17,7 +17,7 @@ import pandas as pd
 
 from fedkd_flwr.analysis.across import across_of
 from fedkd_flwr.analysis.columns import REFERENCE
-from fedkd_flwr.analysis.results import steps_of_a_client
+from fedkd_flwr.analysis.groups import steps_of_a_client
 from fedkd_flwr.analysis.safeguard_criterion import Criterion, criterion
 from fedkd_flwr.analysis.significance import Effect, Outcome, effect_of, effects_of
 from fedkd_flwr.config.toml_files import load_toml
