@@ -279,7 +279,9 @@ def test_the_criterion_has_two_sides():
     assert found.gaining == [("a", "fedavg")]
     # A method that loses alone has no gain to keep.
     assert found.kept().value == pytest.approx(0.12 / 0.18)
-    assert found.harmed("method").value == 0.5
+    assert found.harmed("method").value == found.losing(5, "method").value == 0.5
+    # A loss of exactly 20 points is none of more than 20.
+    assert found.losing(20, "method").value == found.losing(0).value == 0
     shown = found.harmed()
     # Seeds have shares of 0, 0 and 1/2; the jackknife of a mean is Student's interval.
     low, high = stats.t.interval(0.95, 2, 1 / 6, stats.sem([0, 0, 0.5]))
@@ -307,7 +309,7 @@ def test_few_clients_do_not_show_that_none_is_harmed():
     rows = [guarded("a", seed, n, 0.02, 0.03) for seed in (1, 2, 3) for n in range(4)]
     notes = " ".join(of_clients(pd.DataFrame(rows)).notes)
     # None of 12: 1 - 0.025 ** (1 / 12).
-    assert "0.0% of 12 clients" in notes
+    assert "of 12 clients 0.0% lose more than 2 points to their private model" in notes
     assert "the upper bound is 26.5% (aim: at most 2%, not shown)" in notes
 
 
@@ -332,7 +334,7 @@ def test_a_comparison_shows_both(base, tmp_path):
     # Counts of each pair give the accuracy of the method alone too.
     gain = (own["method_won"] - own["method_lost"]) / own["test_images"]
     assert gain.to_numpy() == pytest.approx(own["gain"].to_numpy())
-    assert "clients are shown to be worse than their private model" in text
+    assert "lose more than 5 points to their private model" in text
     page = render_page(compared)
     assert "gain with safeguard" in page and "Gray: the method alone" in page
 

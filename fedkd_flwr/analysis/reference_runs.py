@@ -65,7 +65,7 @@ class References:
             best = best_by_validation(self.against, nearest, self._groups)
             rule = "the best on validation data"
         except ConfigError:
-            rule = "that with at least as many gradient steps, for want of validation data"
+            rule = "without validation data, one with at least as many gradient steps"
             best = min(nearest, key=lambda name: _excess(runs, self._groups[name]))
         self._rules[rule][best] = None
         return best
@@ -73,9 +73,10 @@ class References:
     @property
     def choices(self) -> list[str]:
         """How settings of the reference were chosen for the others, in a sentence each."""
+        found = {rule: ", ".join(sorted(names)) for rule, names in self._rules.items()}
         return [
-            f"Of the settings of {self.against}, {rule}, is the reference: {', '.join(names)}."
-            for rule, names in self._rules.items()
+            f"Of the settings of {self.against}, {rule} is the reference: {names}."
+            for rule, names in found.items()
         ]
 
     @property
