@@ -155,7 +155,8 @@ def table_of(words: str) -> str:
     if "pivot" in options:
         column, _, names = options["pivot"].partition(":")
         named = dict(one.split("=", 1) for one in names.split(",")) if names else {}
-        cells = pivoted(cells, rows[column], named or {one: one for one in rows[column]})
+        values = rows[column].astype(str)
+        cells = pivoted(cells, values, named or {one: one for one in values})
         rule = [*rule[:-1], *["---:"] * (cells.shape[1] - len(rule) + 1)]
     if len(cells) > MOST_ROWS or cells.shape[1] > MOST_COLUMNS:
         raise SelectorError(f"{len(cells)} rows and {cells.shape[1]} columns are too many")

@@ -1,6 +1,7 @@
 """Tables, figures and pages of results agree with the published runs."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -135,6 +136,15 @@ def test_a_tuned_method_is_compared_with_the_best_local_by_validation(small, tmp
     fedavg = published.accuracy(sets[f"{tables.TUNED}-x"][1])
     assert found["fedavg"].gain == pytest.approx(fedavg - published.accuracy(best))
     assert list(found) == ["fedavg"]
+
+
+def test_round_and_moment_are_chosen_by_validation():
+    means = "accuracy_mean", "validation_accuracy_mean", "distilled_accuracy_mean"
+    rows = [(0.9, 0.1, 0.2, 0.6), (0.3, 0.5, 0.4, 0.6), (0.8, 0.4, 0.7, 0.5)]
+    names = (*means, "distilled_validation_accuracy_mean")
+    run = SimpleNamespace(round_rows=[dict(zip(names, row, strict=True)) for row in rows])
+    shown = {moment: published.best_evaluation(run, of) for moment, of in tables.WHEN.items()}
+    assert shown == {"best": 0.2, "trained": 0.3, "distilled": 0.2}
 
 
 def test_an_answer_is_better_on_both_data_and_surpassed_by_none_with_less_traffic(monkeypatch):
