@@ -382,7 +382,7 @@ def safeguard() -> pd.DataFrame:
         ends = ("", "_low", "_high", *(f"_loses_{points}" for points in LOSSES))
         names |= {f"{one}{end}": f"{other}{end}" for end in ends}
     table = pd.concat([guarded(name).table for name in GUARDED]).rename_axis(["set", "method"])
-    names |= {"safeguarded_harmed": "guarded_worse"}
+    names |= {"harmed": "guarded_worse"}
     shares = (100 * table[list(names)]).round(4).rename(columns=names)
     return pd.concat([table["seeds"].astype(int), shares], axis=1).reset_index()
 
