@@ -36,7 +36,7 @@ def learning_curve() -> Figure:
     rows = read_table("learning-curve")
     rows = rows[(rows["moment"] == "best") & rows["gain"].notna()]
     panels = list(rows.groupby("split", sort=False))
-    figure = Figure(figsize=(1 + 4 * len(panels), 3.8), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(2.6 + 4 * len(panels), 3.8), layout="constrained", facecolor="white")
     for axes, (split, own) in zip(
         figure.subplots(1, len(panels), sharey=True, squeeze=False).flat, panels, strict=True
     ):

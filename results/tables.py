@@ -331,8 +331,9 @@ def learning_curve() -> Iterator[Row]:
     Gains are over `local`, at its own best round. Its run with another order of batches is a method
     without effect. Where clients distill, two rows have one of the moments, without a verdict.
     """
-    for name in (name for name in set_names() if name.startswith(CURVE)):
-        split, _, images = name.removeprefix(CURVE).rpartition("-")
+    names = [name.rpartition("-") for name in set_names() if name.startswith(CURVE)]
+    for place, _, images in sorted(names, key=lambda one: (one[0], int(one[2]))):
+        split, name = place.removeprefix(CURVE), f"{place}-{images}"
         groups, (alone,) = compared(name).groups, compared(name).references.labels
         before = best_by_seed(groups[alone], "best")
         over = {
