@@ -1,4 +1,4 @@
-"""The figures of ``results/figures``: a dot is a published run."""
+"""The figures of ``results/figures``."""
 
 from pathlib import Path
 
@@ -7,23 +7,20 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedkd_flwr.methods import METHODS
 from results.pages import read_table
-from results.published import accuracy, compared, gains
+from results.published import accuracy, compared
 from results.tables import RESULTS
 
-PANELS = {
-    "Fashion-MNIST, two groups of classes": "benchmark-tuned/retuned-k-classes-grouped",
-    "Fashion-MNIST, Dirichlet 0.1": "benchmark-tuned/retuned-dirichlet",
+LINES = {
+    "fedala": ("#D55E00", "o"),
+    "perfed-ckt": ("#009E73", "s"),
+    "kt-pfl": ("#0072B2", "^"),
+    "sim-pfl": ("#CC79A7", "v"),
+    "local": ("#999999", "x"),
 }
-SHOWN = (
-    "hypcluster", "fedkma", "fedala", "persfl", "perfed-ckt", "sim-pfl", "kt-pfl", "fedavg"
-)  # fmt: skip
-EXCHANGED = {"soft predictions": "#0072B2", "parameters": "#D55E00"}
-"""Colors of the families of these methods."""
+"""Colors and markers of the learning curve's methods."""
 
-LIMITS = (-11.0, 8.0)
-"""Points; a gain outside is drawn as a triangle at the edge, and the mean as a number."""
+SPLIT_NAMES = {"groups": "two groups of classes", "dirichlet": "Dirichlet 0.1"}
 
 PAPER_TABLES = {
     "fedkma": ("Table I", "Table II", "Table III"),
@@ -31,54 +28,45 @@ PAPER_TABLES = {
     "perfed-ckt": ("Table 1",),
     "persfl": ("Table 2", "Table 3"),
 }
-MADE = ("gain-over-local", *PAPER_TABLES)
+MADE = ("learning-curve", *PAPER_TABLES)
 
 
-def gain_over_local() -> Figure:
-    """Draw the gain of some methods by seed, a panel for each split."""
-    figure = Figure(figsize=(8, 3.6), layout="constrained", facecolor="white")
-    grid = figure.subplots(1, len(PANELS), sharex=True, sharey=True)
-    for axes, (title, name) in zip(grid, PANELS.items(), strict=True):
-        for row, method in enumerate(SHOWN):
-            _draw_gains(axes, row, name, method)
-        _style_gains(axes)
-        axes.set_title(title, fontsize=11)
-    figure.supxlabel("Gain in mean accuracy over local training, in points", fontsize=11)
-    handles = [
-        grid[0].scatter([], [], color=color, s=28, label=f"clients exchange {what}")
-        for what, color in EXCHANGED.items()
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=11)
+def learning_curve() -> Figure:
+    """Draw what methods gain over the best `local` by training images, a panel for each split."""
+    rows = read_table("learning-curve")
+    rows = rows[(rows["moment"] == "best") & rows["gain"].notna()]
+    panels = list(rows.groupby("split", sort=False))
+    figure = Figure(figsize=(2.6 + 4 * len(panels), 3.8), layout="constrained", facecolor="white")
+    for axes, (split, own) in zip(
+        figure.subplots(1, len(panels), sharey=True, squeeze=False).flat, panels, strict=True
+    ):
+        for place, (method, (color, marker)) in enumerate(LINES.items()):
+            _draw_curve(axes, own[own["method"] == method], place, color, marker)
+        sizes = sorted(own["images"].unique())
+        axes.axhline(0, color="black", lw=0.9)
+        axes.set_xscale("log")
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], minor=False)
+        axes.minorticks_off()
+        axes.set_title(f"Fashion-MNIST, {SPLIT_NAMES[str(split)]}", fontsize=11)
+        axes.set_xlabel("training images of a client", fontsize=11)
+        axes.grid(axis="y", color="#dddddd", lw=0.7)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("gain over training alone, points", fontsize=11)
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right center", frameon=False, fontsize=11)
     return figure
 
 
-def _draw_gains(axes: Axes, row: int, name: str, method: str) -> None:
-    """Draw a dot for each seed, and the mean with its 95% interval."""
-    low, color = LIMITS[0], EXCHANGED[METHODS[method].record.family]
-    seeds = 100 * np.array(gains(compared(name), method))
-    inside, outside = seeds[seeds >= low], seeds[seeds < low]
-    axes.scatter(inside, [row] * len(inside), s=24, color=color, alpha=0.45, lw=0)
-    edge = [low] * len(outside)
-    axes.scatter(edge, [row] * len(edge), s=36, color=color, marker="<", clip_on=False)
-    effect = compared(name).effects[method]
-    if 100 * effect.low < low:
-        label = f"mean {100 * effect.gain:.1f}".replace("-", "\N{MINUS SIGN}")
-        axes.text(0.6, row, label, va="center", fontsize=10, color=color)
-        return
-    axes.plot([100 * effect.low, 100 * effect.high], [row] * 2, color="black", lw=1.4)
-    axes.plot([100 * effect.gain] * 2, [row - 0.3, row + 0.3], color="black", lw=1.8)
-
-
-def _style_gains(axes: Axes) -> None:
-    axes.axvline(0, color="black", lw=0.9)
-    axes.set_xlim(*LIMITS)
-    axes.set_yticks(range(len(SHOWN)), SHOWN)
-    axes.set_ylim(len(SHOWN) - 0.5, -0.5)
-    axes.set_xticks([-10, -5, 0, 5], ["\N{MINUS SIGN}10", "\N{MINUS SIGN}5", "0", "+5"])
-    axes.grid(axis="x", color="#dddddd", lw=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=11, length=0, pad=8)
-    axes.spines[:].set_visible(False)
+def _draw_curve(axes: Axes, rows: pd.DataFrame, place: int, color: str, marker: str) -> None:
+    """Draw a method's gains with their intervals, a little apart from those of the others."""
+    rows = rows.sort_values("images")
+    name = rows["method"].iloc[0]
+    label = "training alone again" if name == "local" else name
+    ends = [rows["gain"] - rows["gain_low"], rows["gain_high"] - rows["gain"]]
+    places = rows["images"] * 1.05 ** (place - 2)
+    axes.errorbar(
+        places, rows["gain"], ends, label=label, capsize=2, lw=1.5, color=color, marker=marker
+    )
 
 
 def paper_figure(paper: str) -> Figure:
@@ -124,6 +112,6 @@ def _draw_paper(axes: Axes, rows: pd.DataFrame) -> None:
 def write_figure(name: str, folder: Path = RESULTS / "figures") -> Path:
     """Draw a figure of `MADE` and write it."""
     path, is_paper = folder / f"{name}.png", name in PAPER_TABLES
-    figure = paper_figure(name) if is_paper else gain_over_local()
+    figure = paper_figure(name) if is_paper else learning_curve()
     figure.savefig(path, dpi=100 if is_paper else 150)
     return path

@@ -8,7 +8,7 @@ import functools
 import json
 import lzma
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,13 @@ GUARDS = ("safeguarded", "private")
 DESCRIPTION = (
     "project", "versions", "processor", "vector_extensions", "device", "torch_threads", "started",
 )  # fmt: skip
-ROUNDS = ("round", "accuracy_mean", "validation_accuracy_mean", "epsilon", "dp_epsilon_max")
+MOMENTS = {"own": "", "trained": "trained_", "distilled": "distilled_"}
+"""Models of a client, and how the columns of their accuracies begin."""
+
+ROUNDS = (
+    "round", *(f"{p}{on}accuracy_mean" for p in MOMENTS.values() for on in ("", "validation_")),
+    "epsilon", "dp_epsilon_max",
+)  # fmt: skip
 CLIENTS = (
     "round", "partition_id", "accuracy", "total", "correct", *(f"{who}_correct" for who in GUARDS),
     "safeguarded_lost", "method_lost", "safeguard_weight",
@@ -164,6 +170,20 @@ def accuracy(run: Run, server_round: int | None = None) -> float:
     return float(rows[-1]["accuracy_mean"])
 
 
+def best_evaluation(run: Run, models: Collection[str]) -> float:
+    """Return the accuracy of the round and model with the best validation accuracy.
+
+    Of equal ones the earliest round counts.
+    """
+    known = [
+        (row[f"{MOMENTS[model]}validation_accuracy_mean"], accuracy)
+        for row in run.round_rows
+        for model in models
+        if (accuracy := row.get(f"{MOMENTS[model]}accuracy_mean")) is not None
+    ]
+    return float(max(known, key=lambda one: one[0])[1])
+
+
 def gains(comparison: Comparison, label: str, server_round: int | None = None) -> list[float]:
     """Return the gains of a label's runs over `local` after the same round, or its last."""
     pairs = [
@@ -180,7 +200,11 @@ def gains(comparison: Comparison, label: str, server_round: int | None = None) -
 @functools.cache
 def effects(name: str) -> dict[str, Effect]:
     """Return the gains of a set's methods, by label, with Holm's correction over the set."""
-    comparison = compared(name)
+    return effects_in(compared(name))
+
+
+def effects_in(comparison: Comparison) -> dict[str, Effect]:
+    """Return the gains of a comparison's methods as `effects` does."""
     found = {label: gains(comparison, label) for label in comparison.groups}
     return effects_of({label: own for label, own in found.items() if own})
 

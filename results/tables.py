@@ -15,15 +15,29 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+import fedkd_flwr
 from fedkd_flwr.analysis.across import across_of
 from fedkd_flwr.analysis.columns import REFERENCE
-from fedkd_flwr.analysis.results import steps_of_a_client
-from fedkd_flwr.analysis.safeguard_criterion import Criterion, criterion
+from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.groups import steps_of_a_client
+from fedkd_flwr.analysis.ranking import best_by_validation
+from fedkd_flwr.analysis.safeguard_criterion import LOSSES, Criterion, criterion
 from fedkd_flwr.analysis.significance import Effect, Outcome, effect_of, effects_of
 from fedkd_flwr.config.toml_files import load_toml
 from fedkd_flwr.runs import Run
 from results.pages import TABLES, phrase, read_table
-from results.published import accuracy, by_seed, compared, effects, gains, read_set, set_names
+from results.published import (
+    MOMENTS,
+    accuracy,
+    best_evaluation,
+    by_seed,
+    compared,
+    effects,
+    effects_in,
+    gains,
+    read_set,
+    set_names,
+)
 
 RESULTS = Path(__file__).parent
 SPLITS = {
@@ -34,6 +48,7 @@ SPLITS = {
 """The comparisons of the tuned benchmark, and how their sets' names end."""
 ENDS = list(SPLITS.values())
 TUNED, STEPS = "benchmark-tuned/retuned", "benchmark-tuned/controls-steps"
+CURVE = "learning-curve/"
 FINE_TUNED, FRESH = "benchmark-tuned/fine-tuned", "headlines/retuned"
 ESTIMATORS = ("any-model/digits", "any-model/tumors", "any-model/tumors-nine-silos")
 SIDES = {
@@ -142,7 +157,8 @@ def sets() -> list[Row]:
     """Return the rows of all sets that no other table has."""
     elsewhere = (*ESTIMATORS, "new-clients/fashion-mnist", *(f"{TUNED}-{end}" for end in ENDS))
     with ProcessPoolExecutor() as pool:
-        found = pool.map(set_rows, (name for name in set_names() if name not in elsewhere))
+        names = [name for name in set_names() if name not in elsewhere and CURVE not in name]
+        found = pool.map(set_rows, names)
         return list(itertools.chain(*found))
 
 
@@ -189,59 +205,58 @@ def papers() -> Iterator[Row]:
 # ---- The tuned benchmark -------------------------------------------------------------------
 
 
+@functools.cache
+def tuned(end: str) -> Comparison:
+    """Return a tuned comparison with the best `local` by validation: 60 steps, or a longer one."""
+    groups = {str(steps_of(runs)): runs for runs in locals_of(end)}
+    best = groups[best_by_validation(REFERENCE, list(groups), groups)]
+    others = [run for run in read_set(f"{TUNED}-{end}") if run.config["strategy"] != REFERENCE]
+    return fedkd_flwr.compare([*others, *best])
+
+
+def locals_of(end: str) -> list[list[Run]]:
+    """Return the runs of `local` with each number of steps, the fewest first."""
+    groups = [compared(f"{TUNED}-{end}").groups[REFERENCE]]
+    return sorted([*groups, *compared(f"{STEPS}-{end}").groups.values()], key=steps_of)
+
+
+@functools.cache
+def over_best(end: str) -> dict[str, Effect]:
+    """Return what each method of a tuned comparison gains over the best `local`."""
+    return effects_in(tuned(end))
+
+
 def benchmark() -> Iterator[Row]:
-    """Yield the tuned comparisons with gains at equal steps, and longer `local`."""
+    """Yield the tuned comparisons, and `local` with each number of steps."""
     for split, end in SPLITS.items():
-        tuned = compared(f"{TUNED}-{end}")
+        best = by_seed(tuned(end).groups[REFERENCE])
         place = {
             "split": split,
             "data": "CIFAR-10" if "cifar10" in split else "Fashion-MNIST",
             "clients": "groups" if "groups" in split else "Dirichlet",
             "models": "mixed" if "mixed" in split else "one",
-            "reference": REFERENCE,
+            "reference": f"{REFERENCE} ({steps_of(tuned(end).groups[REFERENCE]):.0f} steps)",
         }
-        led = [own for (own, _), one in tuned.pairs.items() if one.outcome is Outcome.BETTER]
-        for label, runs in tuned.groups.items():
-            equal = over_equal_steps(end).get(label)
-            yield {
-                **place,
-                **run_columns(label, runs, effects(f"{TUNED}-{end}").get(label)),
-                **in_points("gain_steps", equal),
-                "verdict_steps": str(equal.outcome) if equal else "",
-                "leads": led.count(label),
-            }
-        usual = by_seed(tuned.groups[REFERENCE])
-        for runs in compared(f"{STEPS}-{end}").groups.values():
-            effect = effect_of([accuracy(run) - usual[run.config["seed"]] for run in runs])
-            row = run_columns(f"{REFERENCE} ({steps_of(runs):.0f} steps)", runs, effect)
+        led = [own for (own, _), one in tuned(end).pairs.items() if one.outcome is Outcome.BETTER]
+        for label, effect in over_best(end).items():
+            row = run_columns(label, tuned(end).groups[label], effect)
+            yield {**place, **row, "leads": led.count(label)}
+        for runs in locals_of(end):
+            own = by_seed(runs)
+            over = None if own == best else effect_of([own[seed] - best[seed] for seed in own])
+            row = run_columns(f"{REFERENCE} ({steps_of(runs):.0f} steps)", runs, over)
             yield {**place, **row, "p": np.nan, "verdict": ""}
-
-
-@functools.cache
-def over_equal_steps(end: str) -> dict[str, Effect]:
-    """Return the gain of each method over the shortest `local` that takes as many steps.
-
-    Verdicts of methods with more steps than `local` are corrected for these methods; the others
-    have the verdict of the tuned table. A method with more steps than any `local` is an error.
-    """
-    tuned, over_longer = compared(f"{TUNED}-{end}").groups, {}
-    longer = sorted(compared(f"{STEPS}-{end}").groups.values(), key=steps_of)
-    for label, runs in tuned.items():
-        if (steps := steps_of(runs)) > steps_of(tuned[REFERENCE]):
-            rival = by_seed(next(own for own in longer if steps_of(own) >= steps))
-            over_longer[label] = [own - rival[seed] for seed, own in by_seed(runs).items()]
-    return {**effects(f"{TUNED}-{end}"), **effects_of(over_longer)}
 
 
 def answers() -> Iterator[Row]:
     """Yield the methods to use, for each kind of clients, those with the largest gain first.
 
-    They are better than `local` with as many steps on both data sets, and no method with a larger
-    mean gain has as little traffic. So the largest gain has the most traffic too.
+    They are better than the best `local` on both data sets, and no method with a larger mean gain
+    has as little traffic. So the largest gain has the most traffic too.
     """
     table, columns = pd.DataFrame(benchmark()), {"Fashion-MNIST": "fmnist", "CIFAR-10": "cifar10"}
     for (clients, models), own in table.groupby(["clients", "models"], sort=False):
-        shown = own[own["verdict_steps"] == Outcome.BETTER]
+        shown = own[own["verdict"] == Outcome.BETTER]
         both = shown.groupby("method").filter(lambda rows: len(rows) == 2)
         order = both.groupby("method")[["gain", "bytes"]].mean()
         order = order.sort_values(["bytes", "gain"], ascending=[True, False])
@@ -263,7 +278,7 @@ def counts() -> pd.DataFrame:
         {"kind": kind, "method": method, "outcome": str(effect.outcome).replace(" ", "_")}
         for end in ENDS
         for kind, own in (
-            ("equal steps", over_equal_steps(end)),
+            ("tuned", over_best(end)),
             ("fine-tuned", effects(f"{FINE_TUNED}-{end}")),
         )
         for method, effect in own.items()
@@ -280,7 +295,7 @@ def ranks() -> Iterator[Row]:
     """Yield the methods across the tuned comparisons, each seed a unit."""
     for models in ("one", "mixed"):
         ends = [end for split, end in SPLITS.items() if ("mixed" in split) == (models == "mixed")]
-        found = across_of({end: compared(f"{TUNED}-{end}") for end in ends}, per_seed=True)
+        found = across_of({end: tuned(end) for end in ends}, per_seed=True)
         for method, row in found.table.iterrows():
             own = {"models": models, "method": method, "rank": round(row["rank"], 4)}
             if method != REFERENCE:
@@ -291,7 +306,7 @@ def ranks() -> Iterator[Row]:
 
 
 def fresh() -> Iterator[Row]:
-    """Yield the tuned methods that were run again on fresh seeds, before and after."""
+    """Yield the tuned methods that were run again on fresh seeds, over `local` with 60 steps."""
     for split, end in SPLITS.items():
         before, after = effects(f"{TUNED}-{end}"), effects(f"{FRESH}-{end}")
         for method in sorted(after, key=lambda method: -before[method].gain):
@@ -307,6 +322,51 @@ def fresh() -> Iterator[Row]:
             }
 
 
+# ---- The learning curve --------------------------------------------------------------------
+
+
+def learning_curve() -> Iterator[Row]:
+    """Yield methods by training images of a client, at the best round and moment by validation.
+
+    Gains are over `local`, at its own best round. Its run with another order of batches is a method
+    without effect. Where clients distill, two rows have one of the moments, without a verdict.
+    """
+    names = [name.rpartition("-") for name in set_names() if name.startswith(CURVE)]
+    for place, _, images in sorted(names, key=lambda one: (one[0], int(one[2]))):
+        split, name = place.removeprefix(CURVE), f"{place}-{images}"
+        groups, (alone,) = compared(name).groups, compared(name).references.labels
+        before = best_by_seed(groups[alone], "best")
+        over = {
+            (label, moment): [
+                own - before[seed] for seed, own in best_by_seed(runs, moment).items()
+            ]
+            for label, runs in groups.items()
+            for moment in moments_of(runs)
+            if label != alone
+        }
+        tested = effects_of({label: own for (label, at), own in over.items() if at == "best"})
+        for (label, moment), own in {(alone, "best"): [], **over}.items():
+            runs, effect = groups[label], tested.get(label) if moment == "best" else effect_of(own)
+            row = run_columns(label, runs, effect)
+            row |= mean_and_spread("accuracy", list(best_by_seed(runs, moment).values()))
+            row |= {} if moment == "best" else {"p": np.nan, "verdict": ""}
+            yield {"split": split, "images": int(images), "moment": moment, **row}
+
+
+WHEN = {"best": tuple(MOMENTS), "trained": ("own",), "distilled": ("distilled",)}
+"""Moments of a round at which clients that distill are evaluated."""
+
+
+def moments_of(runs: Sequence[Run]) -> list[str]:
+    """Return the moments of `WHEN` that have a row."""
+    return list(WHEN) if "distilled_accuracy_mean" in runs[0].round_rows[-1] else ["best"]
+
+
+def best_by_seed(runs: Iterable[Run], moment: str) -> dict[int, float]:
+    """Return the accuracy at the best round by validation, by seed."""
+    return {run.config["seed"]: best_evaluation(run, WHEN[moment]) for run in runs}
+
+
 # ---- Safeguards ----------------------------------------------------------------------------
 
 
@@ -319,21 +379,28 @@ def guarded(*names: str) -> Criterion:
 def safeguard() -> pd.DataFrame:
     """Return what a safeguard gives, by set and method."""
     names = {"private_accuracy": "private", "safeguard_weight": "weight"}
-    names |= {"method_harmed": "alone_worse", "safeguarded_harmed": "guarded_worse"}
     for one, other in (("method", "alone"), ("safeguarded", "guarded")):
-        names |= {f"{one}{side}": f"{other}{side}" for side in ("", "_low", "_high")}
+        ends = ("", "_low", "_high", *(f"_loses_{points}" for points in LOSSES))
+        names |= {f"{one}{end}": f"{other}{end}" for end in ends}
     table = pd.concat([guarded(name).table for name in GUARDED]).rename_axis(["set", "method"])
+    names |= {"harmed": "guarded_worse"}
     shares = (100 * table[list(names)]).round(4).rename(columns=names)
     return pd.concat([table["seeds"].astype(int), shares], axis=1).reset_index()
 
 
 def safeguard_sides() -> Iterator[Row]:
-    """Yield both sides of the criterion, over several sets and over each alone."""
+    """Yield who loses and both sides of the criterion, over several sets and over each alone."""
     for data, names in {**SIDES, **{name: [name] for name in GUARDED}}.items():
         found = guarded(*names)
         row: Row = {"data": data, "clients": len(found.clients)}
-        sides = {"alone_worse": found.harmed("method"), "guarded_worse": found.harmed()}
-        for name, one in {**sides, "kept": found.kept()}.items():
+        sides = {
+            f"{name}_loses_{points}": found.losing(points, whose)
+            for points, (name, whose) in itertools.product(
+                LOSSES, (("alone", "method"), ("guarded", "safeguarded"))
+            )
+        }
+        sides |= {"guarded_worse": found.harmed(), "kept": found.kept()}
+        for name, one in sides.items():
             values = {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
             row |= {column: round(100 * value, 4) for column, value in values.items()}
         for name, whose in (("alone_loss", "method"), ("guarded_loss", "safeguarded")):
@@ -362,8 +429,8 @@ def investigations() -> Iterator[Row]:
 MADE: dict[str, Callable[[], Iterable[Row] | pd.DataFrame]] = {
     table.__name__.replace("_", "-"): table
     for table in (
-        benchmark, answers, counts, ranks, fresh, sets, papers, safeguard, safeguard_sides, kinds,
-        investigations,
+        benchmark, answers, counts, ranks, learning_curve, fresh, sets, papers, safeguard,
+        safeguard_sides, kinds, investigations,
     )
 }  # fmt: skip
 """The tables that are made from runs, the last from the others; those by hand have a source."""

@@ -1,6 +1,7 @@
 """Tables, figures and pages of results agree with the published runs."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 
 import fedkd_flwr
 from fedkd_flwr.analysis.harm import safeguarded
+from fedkd_flwr.analysis.ranking import validation_accuracy
 from results import figures, pages, published, tables
 
 TEXT = """
@@ -105,36 +107,42 @@ def test_rows_by_hand_say_where_they_are_from():
         assert pd.read_csv(tables.TABLES / f"{name}.csv")["source"].str.startswith("by hand").all()
 
 
-def test_a_method_is_compared_with_the_shortest_local_that_takes_as_many_steps(
-    small, tmp_path, monkeypatch
-):
+def test_a_tuned_method_is_compared_with_the_best_local_by_validation(small, tmp_path, monkeypatch):
     def run(strategy, iterations):
-        varied = {"strategy": strategy, "local-iterations": iterations, "models": "mlp"}
+        varied = {"strategy": strategy, "local-iterations": iterations, "client-split": "40/20/40"}
         folder = tmp_path / f"{strategy}-{iterations}"
-        return fedkd_flwr.run({**small, **varied}, output_dir=folder)
+        return fedkd_flwr.run({**small, **varied, "models": "mlp"}, output_dir=folder)
 
-    methods = [run(name, 2) for name in ("local", "fedavg", "kt-pfl")]
-    longer = [run("local", 3), run("local", 20)]
-    sets = {f"{tables.TUNED}-x": methods, f"{tables.STEPS}-x": longer}
+    tuned, *longer = locals_ = [run("local", steps) for steps in (2, 3, 20)]
+    sets = {f"{tables.TUNED}-x": [tuned, run("fedavg", 2)], f"{tables.STEPS}-x": longer}
     for name, runs in sets.items():
         published.write_set(name, runs, tmp_path / "runs")
     stored = {name: published.read_set(name, tmp_path / "runs") for name in sets}
     monkeypatch.setattr(published, "read_set", stored.get)
-    found = tables.over_equal_steps("x")
-    usual, fedavg, kt_pfl, three = map(published.accuracy, [*methods, longer[0]])
-    least, _, most, enough = (run.summary["gradient_steps"] for run in [*methods, longer[0]])
-    assert least < most <= enough
-    assert found["kt-pfl"].gain == pytest.approx(kt_pfl - three)
-    # FedAvg takes the steps of `local`.
-    assert found["fedavg"].gain == pytest.approx(fedavg - usual)
+    monkeypatch.setattr(tables, "read_set", stored.get)
+    best = max(locals_, key=validation_accuracy)
+    assert best is not tuned
+    found = tables.over_best("x")
+    fedavg = published.accuracy(sets[f"{tables.TUNED}-x"][1])
+    assert found["fedavg"].gain == pytest.approx(fedavg - published.accuracy(best))
+    assert list(found) == ["fedavg"]
+
+
+def test_round_and_moment_are_chosen_by_validation():
+    means = "accuracy_mean", "validation_accuracy_mean", "distilled_accuracy_mean"
+    rows = [(0.9, 0.1, 0.2, 0.6), (0.3, 0.5, 0.4, 0.6), (0.8, 0.4, 0.7, 0.5)]
+    names = (*means, "distilled_validation_accuracy_mean")
+    run = SimpleNamespace(round_rows=[dict(zip(names, row, strict=True)) for row in rows])
+    shown = {moment: published.best_evaluation(run, of) for moment, of in tables.WHEN.items()}
+    assert shown == {"best": 0.2, "trained": 0.3, "distilled": 0.2}
 
 
 def test_an_answer_is_better_on_both_data_and_surpassed_by_none_with_less_traffic(monkeypatch):
     def rows(method, gain, size, other="better"):
-        gains = {f"gain{part}{end}": gain for part in ("", "_steps") for end in ("", "_low")}
+        gains = {"gain": gain, "gain_low": gain}
         place = {"clients": "groups", "models": "one", "method": method, "bytes": size, "steps": 60}
         verdicts = {"Fashion-MNIST": "better", "CIFAR-10": other}
-        return [{**place, **gains, "data": d, "verdict_steps": v} for d, v in verdicts.items()]
+        return [{**place, **gains, "data": d, "verdict": v} for d, v in verdicts.items()]
 
     benchmark = [
         *rows("costly", 5.0, 100), *rows("surpassed", 2.0, 50), *rows("as cheap", 2.0, 10),

@@ -230,7 +230,7 @@ def guarded(part, seed, client, method, safeguarded, label="fedavg"):
         "data": part, "label": label, "seed": seed, "partition_id": client,
         "private_accuracy": 0.5, "safeguard_weight": 0.25,
         "method_gain": method, "safeguarded_gain": safeguarded,
-        "method_harmed": method < -0.1, "safeguarded_harmed": safeguarded < -0.1,
+        "harmed": safeguarded < -0.1,
     }  # fmt: skip
 
 
@@ -238,12 +238,14 @@ def test_the_criterion_has_two_sides():
     gains = {1: (0.04, 0.03), 2: (0.06, 0.05), 3: (0.08, 0.04)}
     rows = [guarded("a", seed, 0, *both) for seed, both in gains.items()]
     rows += [guarded("a", seed, 0, -0.2, 0.0, "fedprox") for seed in gains]
-    rows[-1]["safeguarded_harmed"] = True
+    rows[-1]["harmed"] = True
     found = of_clients(pd.DataFrame(rows))
     assert found.gaining == [("a", "fedavg")]
     # A method that loses alone has no gain to keep.
     assert found.kept().value == pytest.approx(0.12 / 0.18)
-    assert found.harmed("method").value == 0.5
+    assert found.losing(5, "method").value == 0.5
+    # A loss of exactly 20 points is none of more than 20.
+    assert found.losing(20, "method").value == found.losing(0).value == 0
     shown = found.harmed()
     # Seeds have shares of 0, 0 and 1/2; the jackknife of a mean is Student's interval.
     low, high = stats.t.interval(0.95, 2, 1 / 6, stats.sem([0, 0, 0.5]))
@@ -283,6 +285,6 @@ def test_a_comparison_shows_both(base, tmp_path):
     # Counts of each pair give the accuracy of the method alone too.
     gain = (own["method_won"] - own["method_lost"]) / own["test_images"]
     assert gain.to_numpy() == pytest.approx(own["gain"].to_numpy())
-    assert "clients are shown to be worse than their private model" in text
+    assert "lose more than 5 points to their private model" in text
     page = render_page(compared)
     assert "gain with safeguard" in page and "Gray: the method alone" in page

@@ -136,9 +136,9 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader of a short table has to know: how verdicts are reached, and its limits."""
+        """What a reader of a short table has to know: basis of verdicts, reference, and limits."""
         needed = f"A verdict needs at least {FEWEST_SEEDS} seeds with a run of {self.against}."
-        return [(basis_of(self.effects) or [needed])[0], *self.limits]
+        return [(basis_of(self.effects) or [needed])[0], *self.references.choices, *self.limits]
 
     @cached_property
     def per_seed(self) -> pd.DataFrame:

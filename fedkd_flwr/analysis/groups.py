@@ -3,13 +3,15 @@
 Also what the clients of a run reach at its last evaluation.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.columns import MISSING, percent
-from fedkd_flwr.analysis.settings import defining_settings, varied_settings
+from fedkd_flwr.analysis.settings import defining_settings, plan_of, varied_settings
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.provenance import short_digest, versions_of_code
 from strategies.core.rounds import NEW_CLIENTS
@@ -106,6 +108,17 @@ def new_client_accuracies(run: Run) -> pd.Series:
     rows = [row for row in run.further_rows.get(NEW_CLIENTS, []) if row["round"] == rounds]
     accuracies = {row["partition_id"]: row["accuracy"] for row in rows if "accuracy" in row}
     return pd.Series(accuracies, dtype=float).sort_index()
+
+
+def steps_of_a_client(run: Run) -> float:
+    """Return the steps of the whole run divided by its clients in training."""
+    steps: int | None = (run.summary or {}).get("gradient_steps")
+    return math.nan if steps is None else steps / plan_of(run.config).num_training
+
+
+def mean_steps(runs: Iterable[Run]) -> float:
+    """Return the gradient steps of a client, mean over runs; NaN where a run did not count them."""
+    return float(np.mean([steps_of_a_client(run) for run in runs]))
 
 
 def client_test_images(run: Run) -> pd.Series:

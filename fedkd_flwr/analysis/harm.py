@@ -196,13 +196,13 @@ def safeguarded(run: Run) -> pd.DataFrame:
     return found[list(OF_CLIENTS)]
 
 
-def harmed(clients: pd.DataFrame, name: str = "safeguarded") -> pd.Series:
-    """Return which clients are shown to be worse than their private model, of all seeds.
+def harmed(clients: pd.DataFrame) -> pd.Series:
+    """Return which clients are shown to be worse with a safeguard than with their private model.
 
     McNemar's exact test for each client, as in `fedkd_flwr.analysis.harm`. Clients without counts
-    are left out. The name ``method`` stands for the method's model alone.
+    are left out.
     """
-    counts = clients[[f"{name}_lost", f"{name}_won"]].dropna()
+    counts = clients[["safeguarded_lost", "safeguarded_won"]].dropna()
     if counts.empty:
         return pd.Series(dtype=bool)
     lost, won = counts.to_numpy(float).T

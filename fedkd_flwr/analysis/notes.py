@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.groups import (
@@ -12,10 +11,10 @@ from fedkd_flwr.analysis.groups import (
     by_strategy,
     client_accuracies,
     each_run,
+    mean_steps,
     new_client_accuracies,
 )
 from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.results import steps_of_a_client
 from fedkd_flwr.analysis.settings import defining_settings, plan_of, table_settings, varied_settings
 from fedkd_flwr.config import lost_keys
 from fedkd_flwr.runs import Run
@@ -111,8 +110,11 @@ def _notes_on_reference(groups: Groups, clients: pd.DataFrame, references: Refer
         setting = references.setting_for(label) or name
         without[setting].append(f"{label} seed {run.config['seed']}")
     notes = [
-        f"Without a run of {setting} of the same seed: {_listed(found)}."
-        for setting, found in without.items()
+        *references.choices,
+        *(
+            f"Without a run of {setting} of the same seed: {_listed(found)}."
+            for setting, found in without.items()
+        ),
     ]
     for label, run in others:
         if label in references.refusals:
@@ -135,7 +137,7 @@ def _notes_on_steps(groups: Groups, references: References) -> list[str]:
         reference = references.setting_for(label)
         if reference is None:
             continue
-        steps, least = _mean_steps(runs), _mean_steps(groups[reference])
+        steps, least = mean_steps(runs), mean_steps(groups[reference])
         if runs[0].config.get("safeguard", "none") != "none":
             steps -= least  # those of the private model
         if steps >= MANY_STEPS * least > 0:
@@ -147,10 +149,6 @@ def _notes_on_steps(groups: Groups, references: References) -> list[str]:
         f"A part of these gains may be longer training. A run of {references.against} with more "
         "local-iterations or local-epochs shows how much."
     ]
-
-
-def _mean_steps(runs: Iterable[Run]) -> float:
-    return float(np.mean([steps_of_a_client(run) for run in runs]))
 
 
 def _notes_on_settings(groups: Groups) -> list[str]:

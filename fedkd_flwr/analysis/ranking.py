@@ -55,6 +55,12 @@ def accuracies_on_common_seeds(
     }
 
 
+def best_by_validation(strategy: str, labels: Sequence[str], groups: Groups) -> str:
+    """Return the best of a method's settings; raises as `accuracies_on_common_seeds` does."""
+    accuracies = accuracies_on_common_seeds(strategy, labels, groups)
+    return max(labels, key=lambda label: mean(accuracies[label]))
+
+
 def best_first(labels: Sequence[str], groups: Groups) -> tuple[list[str], str | None]:
     """Return the settings of one method, the best on validation data first, and a note on it.
 

@@ -3,30 +3,41 @@
 Also which methods cannot be compared with each other, and why.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
 
 from fedkd_flwr.analysis.columns import REFERENCE
-from fedkd_flwr.analysis.groups import Groups
-from fedkd_flwr.analysis.ranking import best_first
+from fedkd_flwr.analysis.groups import Groups, mean_steps
+from fedkd_flwr.analysis.ranking import best_by_validation, best_first
 from fedkd_flwr.analysis.settings import varied_settings
+from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import ROUNDS, Run, failures_in_words
+
+TRAINING = {
+    "learning-rate", "learning-rate-schedule", "local-epochs", "local-iterations", "batch-size",
+    "patience", "optimizer", "momentum", "weight-decay",
+}  # fmt: skip
+"""Settings that a search of the reference may vary; the others are conditions of a comparison."""
 
 
 class References:
     """The runs that the others of a comparison are compared with.
 
-    Of several settings of the reference, a method is compared with the one that has its number of
-    rounds and shares most settings with it, in every seed; of several such, with the best on
-    validation data. Only settings that have a common seed with the method count. Its other seeds
-    have no reference: a gain over several settings would be a gain over none of them. Runs of the
-    reference with a higher ``batch-order`` than others are compared like a method: they show how
-    much chance changes. The reference (`against`) is a method, or the label of one of its settings.
+    Of several settings of the reference, a method is compared with the best on validation data,
+    whatever its step size and number of steps (`TRAINING`). Without validation data it is compared
+    with the one that takes at least as many gradient steps and the fewest of these. Only settings
+    of its number of rounds, with most of its seeds and in the nearest conditions count. Seeds that
+    the chosen one lacks have no reference: a gain over several settings would be a gain over none
+    of them. Runs of the reference with a higher ``batch-order`` than others are compared like a
+    method: they show how much chance changes. The reference (`against`) is a method, or the label
+    of one of its settings.
     """
 
     def __init__(self, groups: Groups, against: str = REFERENCE) -> None:
         self.against = against
+        self._rules: dict[str, dict[str, None]] = defaultdict(dict)
         self._groups = groups
         own = [against] if against in groups else _of_method(against, groups)
         self._by_seed = {
@@ -34,20 +45,39 @@ class References:
             for name in best_first(own, groups)[0]
         }
         self._preferred = {
-            label: self._most_similar(runs, groups)
+            label: self._chosen(runs)
             for label, runs in groups.items()
             if label not in self._by_seed
         }
 
-    def _most_similar(self, runs: list[Run], groups: Groups) -> str | None:
-        """Return the label with most settings of some runs, among those with one of their seeds."""
+    def _chosen(self, runs: list[Run]) -> str | None:
+        """Return the label that some runs are compared with; None without a common seed."""
         seeds = {run.config["seed"] for run in runs}
-        common = [name for name, own in self._by_seed.items() if seeds & own.keys()]
-        return min(
-            common,
-            key=lambda name: _distance(runs[0], groups[name][0]),
-            default=None,
-        )
+        distances = {
+            name: _distance(runs[0], self._groups[name][0], len(seeds - own.keys()))
+            for name, own in self._by_seed.items()
+            if seeds & own.keys()
+        }
+        nearest = [name for name, one in distances.items() if one == min(distances.values())]
+        if len(nearest) < 2:
+            return nearest[0] if nearest else None
+        try:
+            best = best_by_validation(self.against, nearest, self._groups)
+            rule = "the best on validation data"
+        except ConfigError:
+            rule = "without validation data, one with at least as many gradient steps"
+            best = min(nearest, key=lambda name: _excess(runs, self._groups[name]))
+        self._rules[rule][best] = None
+        return best
+
+    @property
+    def choices(self) -> list[str]:
+        """How settings of the reference were chosen for the others, in a sentence each."""
+        found = {rule: ", ".join(sorted(names)) for rule, names in self._rules.items()}
+        return [
+            f"Of the settings of {self.against}, {rule} is the reference: {names}."
+            for rule, names in found.items()
+        ]
 
     @property
     def labels(self) -> list[str]:
@@ -121,9 +151,17 @@ class References:
         }
 
 
-def _distance(run: Run, other: Run) -> tuple[bool, int]:
-    """Return how different the settings of two runs are: the number of rounds, then the others."""
-    return run.config[ROUNDS] != other.config[ROUNDS], len(varied_settings([run, other]))
+def _distance(run: Run, other: Run, lacking: int) -> tuple[bool, int, int]:
+    """Return how different two runs are: the rounds, the seeds that lack, the conditions."""
+    conditions = set(varied_settings([run, other])) - TRAINING
+    return run.config[ROUNDS] != other.config[ROUNDS], lacking, len(conditions)
+
+
+def _excess(runs: list[Run], others: list[Run]) -> tuple[bool, float, int]:
+    """Return the order of references by steps: those with enough first, then the closest."""
+    steps = mean_steps(others) - mean_steps(runs)
+    differing = len(varied_settings([runs[0], others[0]]))
+    return not steps >= 0, math.inf if math.isnan(steps) else abs(steps), differing
 
 
 def _other_content(own: Iterable[Run], others: Iterable[Run]) -> dict[str, list[int]]:

@@ -19,10 +19,10 @@ from fedkd_flwr.analysis.groups import (
     client_test_images,
     each_run,
     new_client_accuracies,
+    steps_of_a_client,
 )
 from fedkd_flwr.analysis.harm import safeguarded
 from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.settings import plan_of
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.reading import damaged, legs_of
@@ -168,12 +168,6 @@ def run_results(
     measured_by_some = (*optional, "gradient_steps")
     unmeasured = [name for name in measured_by_some if results[name].isna().all()]
     return results.astype(dict.fromkeys(numeric, float)).drop(columns=unmeasured)
-
-
-def steps_of_a_client(run: Run) -> float:
-    """Return the steps of the whole run divided by its clients in training."""
-    steps: int | None = (run.summary or {}).get("gradient_steps")
-    return math.nan if steps is None else steps / plan_of(run.config).num_training
 
 
 def _means_over_clients(run: Run) -> dict[str, float]:

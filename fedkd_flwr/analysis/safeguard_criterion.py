@@ -24,6 +24,9 @@ MOST_HARMED = 0.02
 LEAST_KEPT = 0.8
 """Share of the mean gain that the criterion requires."""
 
+LOSSES = (2, 5)
+"""Points of accuracy; shares of clients that lose more are reported."""
+
 SMALLEST_GAIN = 0.005
 """Mean gain, part of 1, from which on a method counts among those that gain."""
 
@@ -51,12 +54,12 @@ class Criterion:
     clients : DataFrame
         One row per client and run with a safeguard. Besides the columns of
         `fedkd_flwr.analysis.results.client_results`: ``data``, the comparison; ``label``, the
-        method; ``method_gain`` and ``safeguarded_gain`` over the private model; ``method_harmed``
-        and ``safeguarded_harmed``, whether these are shown to be worse than it.
+        method; ``method_gain`` and ``safeguarded_gain`` over the private model; ``harmed``,
+        whether it is shown to be worse with the safeguard.
     table : DataFrame
         One row per comparison and method: ``seeds``, ``private_accuracy``, ``safeguard_weight``,
         the gains ``method`` and ``safeguarded`` over the private model with their intervals, and
-        the shares ``method_harmed`` and ``safeguarded_harmed``.
+        the shares ``harmed`` and ``method_loses_2`` and so on, those that lose more than `LOSSES`.
     """
 
     clients: pd.DataFrame
@@ -67,9 +70,13 @@ class Criterion:
         """Comparisons and methods that gain at least `SMALLEST_GAIN` alone."""
         return list(self.table.index[self.table["method"] >= SMALLEST_GAIN])
 
-    def harmed(self, name: str = "safeguarded") -> Estimate:
-        """Return the share of clients shown to be worse, ``safeguarded`` or ``method`` alone."""
-        return _over_seeds(self.clients, lambda rows: float(rows[f"{name}_harmed"].mean()), low=0)
+    def harmed(self) -> Estimate:
+        """Return the share of clients that are shown to be worse with a safeguard."""
+        return _over_seeds(self.clients, lambda rows: float(rows["harmed"].mean()), low=0)
+
+    def losing(self, points: float, name: str = "safeguarded") -> Estimate:
+        """Return the share of clients that are more than some points below their private model."""
+        return _over_seeds(self.clients, lambda rows: share_losing(rows, points, name), low=0)
 
     def kept(self) -> Estimate:
         """Return which share of the mean gain is kept, over the methods that gain."""
@@ -92,13 +99,16 @@ class Criterion:
 
     @property
     def notes(self) -> list[str]:
-        """Both sides of the criterion, a sentence each."""
-        alone, safe, kept = self.harmed("method"), self.harmed(), self.kept()
-        most = self.most_harmed()
+        """Who loses, and both sides of the criterion, a sentence each."""
+        safe, kept, most = self.harmed(), self.kept(), self.most_harmed()
+        losing = " and ".join(
+            f"{self.losing(points)} lose more than {points} points to their private model, "
+            f"{self.losing(points, 'method')} with the method alone"
+            for points in LOSSES
+        )
         shown = (
-            f"Safeguards: {safe} of {len(self.clients)} clients are shown to be worse than their "
-            f"private model, {alone} with the method alone; the upper bound is {percent(most)} "
-            f"(aim: at most {MOST_HARMED:.0%}, "
+            f"Safeguards: of {len(self.clients)} clients {losing}. Shown to be worse are {safe}; "
+            f"the upper bound is {percent(most)} (aim: at most {MOST_HARMED:.0%}, "
             f"{_met(safe.value <= MOST_HARMED, most <= MOST_HARMED)})."
         )
         if not self.gaining:
@@ -141,9 +151,8 @@ def guarded_clients(name: str, clients: pd.DataFrame) -> pd.DataFrame:
     rows = rows.rename(columns={"method": "label"}).assign(data=name)
     rows["method_gain"] = rows["accuracy"] - rows["private_accuracy"]
     rows["safeguarded_gain"] = rows["safeguarded_accuracy"] - rows["private_accuracy"]
-    for whose in ("method", "safeguarded"):
-        shown = [harmed(own, whose) for _, own in rows.groupby("label")]
-        rows[f"{whose}_harmed"] = pd.concat([pd.Series(dtype=bool), *shown]).astype(bool)
+    shown = [harmed(own) for _, own in rows.groupby("label")]
+    rows["harmed"] = pd.concat([pd.Series(dtype=bool), *shown]).astype(bool)
     return rows
 
 
@@ -163,12 +172,19 @@ def notes_on_safeguards(clients: pd.DataFrame) -> list[str]:
 def _row(own: pd.DataFrame) -> dict[str, float]:
     """Return a method's row of the table."""
     row: dict[str, float] = {"seeds": own["seed"].nunique()}
-    for name in ("private_accuracy", "safeguard_weight", "method_harmed", "safeguarded_harmed"):
+    for name in ("private_accuracy", "safeguard_weight", "harmed"):
         row[name] = float(own[name].mean())
     for name in ("method", "safeguarded"):
         effect = effect_of(own.groupby("seed")[f"{name}_gain"].mean())
         row |= {name: effect.gain, f"{name}_low": effect.low, f"{name}_high": effect.high}
+        row |= {f"{name}_loses_{points}": share_losing(own, points, name) for points in LOSSES}
     return row
+
+
+def share_losing(rows: pd.DataFrame, points: float, name: str) -> float:
+    """Return the share of clients whose ``safeguarded`` or ``method`` gain is below -points."""
+    bound = -points / 100 - 1e-9  # a loss of exactly that many points is not more
+    return float((rows[f"{name}_gain"] < bound).mean())
 
 
 def _kept(rows: pd.DataFrame) -> float:

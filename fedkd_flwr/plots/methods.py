@@ -23,6 +23,7 @@ from fedkd_flwr.analysis.figures import (
     pareto_front,
     run_title,
 )
+from fedkd_flwr.analysis.safeguard_criterion import share_losing
 from fedkd_flwr.plots.axes import (
     FIGURE_WIDTH,
     bytes_across,
@@ -145,8 +146,8 @@ def plot_gain_with_safeguard(comparison: Comparison) -> Figure:
         figure,
         axes,
         [
-            f"{label}\nworse: {own['method_harmed'].mean():.0%} alone,\n"
-            f"{own['safeguarded_harmed'].mean():.1%} safeguarded"
+            f"{label}\nlose over 5 points: {share_losing(own, 5, 'method'):.0%}\n"
+            f"alone, {share_losing(own, 5, 'safeguarded'):.1%} safeguarded"
             for label, _, own in shown
         ],
     )
