@@ -33,7 +33,7 @@ INLINE = re.compile(r"(<!--= (.+?) -->).*?(<!--/-->)", re.DOTALL)
 
 BYTES = ("bytes", "up", "down")
 SHARES = ("alone_worse", "guarded_worse", "kept", "weight")
-FRACTIONAL = (*SHARES, "accuracy", "theirs")
+FRACTIONAL = (*SHARES, "accuracy", "trained", "best", "worst", "theirs")
 SIGNED = (
     "gain", "gain_steps", "fmnist", "fmnist_steps", "cifar10", "cifar10_steps", "difference",
     "alone", "guarded",
@@ -44,6 +44,10 @@ HEADINGS = {
     "bytes": "exchanged in a run",
     "theirs": "paper",
     "difference": "difference, points",
+    "trained": "after local training",
+    "best": "best client",
+    "worst": "worst client",
+    "share": "users, %",
     "alone": "method alone, points",
     "guarded": "with a safeguard, points",
     "alone_worse": "shown worse alone",

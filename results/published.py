@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 import fedkd_flwr
@@ -22,13 +23,15 @@ from fedkd_flwr.config.old_keys import current_config
 from fedkd_flwr.runs import Run
 
 PUBLISHED = Path(__file__).parent / "runs"
-"""Lines of version 0.1.0 also hold `also_measured`: PersFL's users and pairs, traffic by round."""
 
 GUARDS = ("safeguarded", "private")
 DESCRIPTION = (
     "project", "versions", "processor", "vector_extensions", "device", "torch_threads", "started",
 )  # fmt: skip
-ROUNDS = ("round", "accuracy_mean", "validation_accuracy_mean", "epsilon", "dp_epsilon_max")
+ROUNDS = (
+    "round", "accuracy_mean", "trained_accuracy_mean", "distilled_accuracy_mean",
+    "global_accuracy_mean", "validation_accuracy_mean", "epsilon", "dp_epsilon_max",
+)  # fmt: skip
 CLIENTS = (
     "round", "partition_id", "accuracy", "total", "correct", *(f"{who}_correct" for who in GUARDS),
     "safeguarded_lost", "method_lost", "safeguard_weight",
@@ -38,10 +41,14 @@ SUMMARY = (
     "numbers_down", "seconds", "gradient_steps", "new_clients",
 )  # fmt: skip
 """What is published of ``config.json`` besides settings, of tables and of ``summary.json``."""
+USERS = ("lambda", "temperature", "teacher_round")
+PAIR = ["lambda", "temperature"]
 
 
 class PublishedRun(Run):
     """A published run, which `fedkd_flwr.compare` accepts."""
+
+    also_measured: dict[str, Any]
 
     @property
     def finished(self) -> bool:
@@ -75,7 +82,21 @@ def published(run: Run) -> dict[str, Any]:
         "clients": _columns(last, CLIENTS),
         "new_clients": new,
         "summary": {name: summary[name] for name in SUMMARY if name in summary},
+        "also_measured": also_measured(run),
     }
+
+
+def also_measured(run: Run) -> dict[str, Any]:
+    """Return PersFL's users and the mean accuracy of each pair, and FedKMA's M by round."""
+    found: dict[str, Any] = {}
+    if users := _columns(run.last_evaluations, USERS):
+        found["users"] = users
+    if not (pairs := run.table("pairs")).empty:
+        means = pairs.groupby(PAIR, as_index=False)["accuracy"].mean()
+        found["pairs"] = _columns(means, (*PAIR, "accuracy"))
+    if "sharing" in run.matrices:
+        found["sharing"] = run.matrices["sharing"].round(4).tolist()
+    return found
 
 
 def _columns(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -93,6 +114,7 @@ def opened(path: Path, line: dict[str, Any]) -> PublishedRun:
         _stored={name: _rows(line[name]) for name in ("rounds", "clients")},
         further_rows={"new_clients": line["new_clients"]} if line["new_clients"] else {},
         summary=line["summary"],
+        also_measured=line.get("also_measured", {}),
     )
     return run
 
@@ -158,20 +180,26 @@ def compared(name: str) -> Comparison:
     return fedkd_flwr.compare(read_set(name))
 
 
-def accuracy(run: Run, server_round: int | None = None) -> float:
-    """Return the mean accuracy after a round, by default the last; a run may end before it."""
+def accuracy(run: Run, server_round: int | None = None, model: str = "") -> float:
+    """Return the mean accuracy after a round, by default the last; a run may end before it.
+
+    `model` is the prefix of another model's columns, such as ``trained_``; NaN without one.
+    """
     rows = [row for row in run.round_rows if row["round"] <= (server_round or row["round"])]
-    return float(rows[-1]["accuracy_mean"])
+    return float(rows[-1].get(f"{model}accuracy_mean", np.nan))
 
 
-def gains(comparison: Comparison, label: str, server_round: int | None = None) -> list[float]:
+def gains(
+    comparison: Comparison, label: str, server_round: int | None = None, model: str = ""
+) -> list[float]:
     """Return the gains of a label's runs over `local` after the same round, or its last."""
     pairs = [
         (run, comparison.references.of(label, run.config["seed"]))
         for run in comparison.groups[label]
     ]
     return [
-        accuracy(run, server_round) - accuracy(local, server_round or run.round_rows[-1]["round"])
+        accuracy(run, server_round, model)
+        - accuracy(local, server_round or run.round_rows[-1]["round"])
         for run, local in pairs
         if local
     ]

@@ -17,13 +17,23 @@ import pandas as pd
 
 from fedkd_flwr.analysis.across import across_of
 from fedkd_flwr.analysis.columns import REFERENCE
+from fedkd_flwr.analysis.groups import client_accuracies
 from fedkd_flwr.analysis.results import steps_of_a_client
 from fedkd_flwr.analysis.safeguard_criterion import Criterion, criterion
 from fedkd_flwr.analysis.significance import Effect, Outcome, effect_of, effects_of
 from fedkd_flwr.config.toml_files import load_toml
 from fedkd_flwr.runs import Run
 from results.pages import TABLES, phrase, read_table
-from results.published import accuracy, by_seed, compared, effects, gains, read_set, set_names
+from results.published import (
+    PublishedRun,
+    accuracy,
+    by_seed,
+    compared,
+    effects,
+    gains,
+    read_set,
+    set_names,
+)
 
 RESULTS = Path(__file__).parent
 SPLITS = {
@@ -45,6 +55,25 @@ SIDES = {
 }
 """Sets over which a safeguard's two sides are counted together."""
 GUARDED = list(itertools.chain(*SIDES.values()))
+MODELS = {"global model": "global_"}
+"""Settings in ``papers.csv`` that name another model of a client than its own, as in columns."""
+
+OTHER_SIZES = ", (a CNN|fixed cells|all images|600 epochs|matched split|printed split)$"
+"""What ``papers.csv`` adds to the data of a paper's cell."""
+
+SPLITS_OF_PERSFL = {
+    "CIFAR-10 DS-1": "persfl/cifar10-ds1-small",
+    "CIFAR-10 DS-2": "persfl/cifar10-ds2-small",
+    "CIFAR-10 DS-3": "persfl/cifar10-ds3-small",
+    "MNIST DS-1": "persfl/mnist-ds1-full",
+    "MNIST DS-2": "persfl/mnist-ds2-small",
+    "MNIST DS-3": "persfl/mnist-ds3-full",
+}
+PAIRS = {"MNIST DS-1": "persfl/mnist-ds1-pairs", "MNIST DS-2": "persfl/mnist-ds2-all"}
+PAIRS |= {"MNIST DS-3": "persfl/mnist-ds3-pairs"}
+PARTS = ("first half", "later", "last tenth", "last")
+GROUPS = "fedkma/trained-groups"
+"""Sets of the figures of papers; a teacher of the last tenth is not of the last round."""
 
 Row = dict[str, Any]
 
@@ -98,6 +127,11 @@ def steps_of(runs: Iterable[Run]) -> float:
     return mean(taken, 0)
 
 
+def with_phrases(text: str) -> str:
+    """Return a text with the cells that its braces name."""
+    return re.sub(r"\{(.+?)\}", lambda match: phrase(match[1]), text)
+
+
 # ---- Sets ----------------------------------------------------------------------------------
 
 
@@ -119,7 +153,7 @@ def run_columns(label: str, runs: Sequence[Run], effect: Effect | None) -> Row:
 
 
 def set_rows(name: str) -> list[Row]:
-    """Return the rows of a set, with traffic up and down, epsilons and validation accuracy."""
+    """Return the rows of a set, with further columns: traffic, epsilons, moments and clients."""
     rows = []
     for label, runs in compared(name).groups.items():
         last = [run.round_rows[-1] for run in runs]
@@ -133,6 +167,10 @@ def set_rows(name: str) -> list[Row]:
                 "epsilon": max(row.get("epsilon", np.nan) for row in last),
                 "dp_epsilon": max(row.get("dp_epsilon_max", np.nan) for row in last),
                 "validation": mean(validated),
+                "trained": mean(100 * accuracy(run, model="trained_") for run in runs),
+                "best": mean(100 * client_accuracies(run).max() for run in runs),
+                "worst": mean(100 * client_accuracies(run).min() for run in runs),
+                "contrast": contrast(*weights[-1]) if (weights := of_groups(runs)) else np.nan,
             }
         )
     return rows
@@ -172,9 +210,9 @@ def papers() -> Iterator[Row]:
     """Yield published runs beside the figures of ``papers.csv``; `local` may have no figure."""
     for row in read_table("papers", RESULTS).dropna(subset="set").to_dict("records"):
         comparison, last = compared(row["set"]), row["round"]
-        after = None if np.isnan(last) else int(last)
-        runs, own = comparison.groups[row["label"]], gains(comparison, row["label"], after)
-        ours = mean_and_spread("ours", [accuracy(run, after) for run in runs])
+        moment = (None if np.isnan(last) else int(last), MODELS.get(row["settings"], ""))
+        runs, own = comparison.groups[row["label"]], gains(comparison, row["label"], *moment)
+        ours = mean_and_spread("ours", [accuracy(run, *moment) for run in runs])
         yield {
             **{key: row[key] for key in ("paper", "table", "data", "method", "settings")},
             "seeds": len(runs),
@@ -184,6 +222,94 @@ def papers() -> Iterator[Row]:
             "difference": round(ours["ours"] - row["theirs"], 4),
             **makers(runs),
         }
+
+
+def items() -> Iterator[Row]:
+    """Yield every table, figure and theorem of the papers; a table with how many cells were run."""
+    rows = read_table("papers", RESULTS).fillna({"settings": "", "note": ""})
+    named = rows["data"].str.replace(OTHER_SIZES, "", regex=True)
+    cells = rows.assign(data=named).dropna(subset="theirs")
+    for item in rows[rows["method"].isna()].to_dict("records"):
+        own = cells[(cells["paper"] == item["paper"]) & (cells["table"] == item["table"])]
+        of_paper, ran = (
+            len(some.drop_duplicates(["data", "method", "settings"]))
+            for some in (own, own.dropna(subset="set"))
+        )
+        yield {
+            "paper": item["paper"],
+            "item": item["table"],
+            "shows": item["data"],
+            "run": f"{ran} of {of_paper} cells" if of_paper else item["settings"],
+            "result": with_phrases(item["note"]),
+        }
+
+
+def paper_figures() -> Iterator[Row]:
+    """Yield what figures of the papers show, where a row of a set cannot."""
+    return itertools.chain(teachers(), pairs(), contrasts())
+
+
+def teachers() -> Iterator[Row]:
+    """Yield when PersFL's users find their optimal teacher, in shares of users (Fig. 2)."""
+    for data, name in SPLITS_OF_PERSFL.items():
+        runs = with_optimal_teacher(name)
+        users = [run.also_measured["users"] for run in runs]
+        last = runs[0].config["num-server-rounds"]
+        rounds = np.concatenate([own["teacher_round"] for own in users])
+        shares = np.histogram(rounds, [0, last / 2, 0.9 * last, last, np.inf])[0] / len(rounds)
+        for part, share in zip(PARTS, shares, strict=True):
+            figure = {"figure": "PersFL 2", "set": name, "data": data, "rounds": last}
+            yield {**figure, "users": len(rounds), "part": part, "share": mean([100 * share])}
+
+
+def pairs() -> Iterator[Row]:
+    """Yield PersFL's mean test accuracy for each lambda and T (Figs. 6 to 8)."""
+    for data, name in PAIRS.items():
+        runs = with_optimal_teacher(name)
+        found = pd.concat(pd.DataFrame(run.also_measured["pairs"]) for run in runs)
+        for (weight, temperature), own in found.groupby(["lambda", "temperature"]):
+            pair = {"lambda": weight, "temperature": temperature, "seeds": len(runs)}
+            figure = {"figure": "PersFL 6 to 8", "set": name, "data": data}
+            yield {**figure, **pair, **mean_and_spread("accuracy", list(own["accuracy"]))}
+
+
+def with_optimal_teacher(name: str) -> list[PublishedRun]:
+    """Return the runs of a set by PersFL as its paper has it."""
+    runs = (run for run in read_set(name) if run.config["strategy"] == "persfl")
+    return [run for run in runs if run.config["persfl.teacher"] == "optimal"]
+
+
+def contrasts() -> Iterator[Row]:
+    """Yield M within and across groups of clients by round (Fig. 7a)."""
+    for label, runs in compared(GROUPS).groups.items():
+        for server_round, (within, across) in enumerate(of_groups(runs), start=1):
+            yield {
+                "figure": "FedKMA 7",
+                "set": GROUPS,
+                "method": label,
+                "seeds": len(runs),
+                "round": server_round,
+                "within": round(within, 4),
+                "across": round(across, 4),
+                "contrast": contrast(within, across),
+            }
+
+
+def of_groups(runs: Sequence[Run]) -> list[tuple[float, float]]:
+    """Return the mean weight of M within and across groups, by round; nothing without groups."""
+    measured = [getattr(run, "also_measured", {}).get("sharing") for run in runs]
+    if runs[0].config["partition"] != "k-classes-grouped" or None in measured:
+        return []
+    weights = np.mean(measured, axis=0)
+    clients = weights.shape[1]
+    group = np.arange(clients) * runs[0].config["groups"] // clients
+    alike = group[:, None] == group
+    return [(float(own[alike].mean()), float(own[~alike].mean())) for own in weights]
+
+
+def contrast(within: float, across: float) -> float:
+    """Return how many times more weight M gives within groups; NaN if it gives none across."""
+    return round(within / across, 4) if across else np.nan
 
 
 # ---- The tuned benchmark -------------------------------------------------------------------
@@ -355,18 +481,18 @@ def investigations() -> Iterator[Row]:
                 "runs": len(runs) or "",
                 "seeds": len({run.config["seed"] for run in runs}) or "",
                 "sets": " ".join(one.get("sets", [])),
-                "answer": re.sub(r"\{(.+?)\}", lambda match: phrase(match[1]), one["answer"]),
+                "answer": with_phrases(one["answer"]),
             }
 
 
 MADE: dict[str, Callable[[], Iterable[Row] | pd.DataFrame]] = {
     table.__name__.replace("_", "-"): table
     for table in (
-        benchmark, answers, counts, ranks, fresh, sets, papers, safeguard, safeguard_sides, kinds,
-        investigations,
+        benchmark, answers, counts, ranks, fresh, sets, papers, paper_figures, safeguard,
+        safeguard_sides, kinds, items, investigations,
     )
 }  # fmt: skip
-"""The tables that are made from runs, the last from the others; those by hand have a source."""
+"""The tables that are made from runs, the last two from the others; those by hand have a source."""
 
 
 def write_table(name: str, folder: Path = TABLES) -> Path:
