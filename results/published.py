@@ -189,17 +189,14 @@ def accuracy(run: Run, server_round: int | None = None, model: str = "") -> floa
     return float(rows[-1].get(f"{model}accuracy_mean", np.nan))
 
 
-def gains(
-    comparison: Comparison, label: str, server_round: int | None = None, model: str = ""
-) -> list[float]:
+def gains(comparison: Comparison, label: str, server_round: int | None = None) -> list[float]:
     """Return the gains of a label's runs over `local` after the same round, or its last."""
     pairs = [
         (run, comparison.references.of(label, run.config["seed"]))
         for run in comparison.groups[label]
     ]
     return [
-        accuracy(run, server_round, model)
-        - accuracy(local, server_round or run.round_rows[-1]["round"])
+        accuracy(run, server_round) - accuracy(local, server_round or run.round_rows[-1]["round"])
         for run, local in pairs
         if local
     ]

@@ -55,9 +55,6 @@ SIDES = {
 }
 """Sets over which a safeguard's two sides are counted together."""
 GUARDED = list(itertools.chain(*SIDES.values()))
-MODELS = {"global model": "global_"}
-"""Settings in ``papers.csv`` that name another model of a client than its own, as in columns."""
-
 OTHER_SIZES = ", (a CNN|fixed cells|all images|600 epochs|matched split|printed split)$"
 """What ``papers.csv`` adds to the data of a paper's cell."""
 
@@ -210,9 +207,9 @@ def papers() -> Iterator[Row]:
     """Yield published runs beside the figures of ``papers.csv``; `local` may have no figure."""
     for row in read_table("papers", RESULTS).dropna(subset="set").to_dict("records"):
         comparison, last = compared(row["set"]), row["round"]
-        moment = (None if np.isnan(last) else int(last), MODELS.get(row["settings"], ""))
-        runs, own = comparison.groups[row["label"]], gains(comparison, row["label"], *moment)
-        ours = mean_and_spread("ours", [accuracy(run, *moment) for run in runs])
+        after = None if np.isnan(last) else int(last)
+        runs, own = comparison.groups[row["label"]], gains(comparison, row["label"], after)
+        ours = mean_and_spread("ours", [accuracy(run, after) for run in runs])
         yield {
             **{key: row[key] for key in ("paper", "table", "data", "method", "settings")},
             "seeds": len(runs),
