@@ -92,7 +92,7 @@ def also_measured(run: Run) -> dict[str, Any]:
     if users := _columns(run.last_evaluations, USERS):
         found["users"] = users
     if not (pairs := run.table("pairs")).empty:
-        means = pairs.groupby(PAIR, as_index=False)["accuracy"].mean()
+        means = pairs.groupby(PAIR)[["accuracy"]].mean().reset_index()
         found["pairs"] = _columns(means, (*PAIR, "accuracy"))
     if "sharing" in run.matrices:
         found["sharing"] = run.matrices["sharing"].round(4).tolist()

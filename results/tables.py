@@ -70,6 +70,7 @@ PAIRS = {"MNIST DS-1": "persfl/mnist-ds1-pairs", "MNIST DS-2": "persfl/mnist-ds2
 PAIRS |= {"MNIST DS-3": "persfl/mnist-ds3-pairs"}
 PARTS = ("first half", "later", "last tenth", "last")
 GROUPS = "fedkma/trained-groups"
+SUPERNETS = (GROUPS, "fedkma/trained-drawn", "fedkma/figure-8", "fedkma/tables-small")
 """Sets of the figures of papers; a teacher of the last tenth is not of the last round."""
 
 Row = dict[str, Any]
@@ -150,7 +151,7 @@ def run_columns(label: str, runs: Sequence[Run], effect: Effect | None) -> Row:
 
 
 def set_rows(name: str) -> list[Row]:
-    """Return the rows of a set, with further columns: traffic, epsilons, moments and clients."""
+    """Return the rows of a set, with traffic up and down, epsilons and validation accuracy."""
     rows = []
     for label, runs in compared(name).groups.items():
         last = [run.round_rows[-1] for run in runs]
@@ -164,10 +165,6 @@ def set_rows(name: str) -> list[Row]:
                 "epsilon": max(row.get("epsilon", np.nan) for row in last),
                 "dp_epsilon": max(row.get("dp_epsilon_max", np.nan) for row in last),
                 "validation": mean(validated),
-                "trained": mean(100 * accuracy(run, model="trained_") for run in runs),
-                "best": mean(100 * client_accuracies(run).max() for run in runs),
-                "worst": mean(100 * client_accuracies(run).min() for run in runs),
-                "contrast": contrast(*weights[-1]) if (weights := of_groups(runs)) else np.nan,
             }
         )
     return rows
@@ -243,7 +240,7 @@ def items() -> Iterator[Row]:
 
 def paper_figures() -> Iterator[Row]:
     """Yield what figures of the papers show, where a row of a set cannot."""
-    return itertools.chain(teachers(), pairs(), contrasts())
+    return itertools.chain(teachers(), pairs(), supernets(), contrasts())
 
 
 def teachers() -> Iterator[Row]:
@@ -276,6 +273,23 @@ def with_optimal_teacher(name: str) -> list[PublishedRun]:
     return [run for run in runs if run.config["persfl.teacher"] == "optimal"]
 
 
+def supernets() -> Iterator[Row]:
+    """Yield both moments, the best and the worst client and M's contrast of FedKMA's runs."""
+    for name in SUPERNETS:
+        for label, runs in compared(name).groups.items():
+            own, weights = run_columns(label, runs, effects(name).get(label)), of_groups(runs)
+            columns = ("method", "settings", "seeds", "accuracy", "gain", "gain_low", "gain_high")
+            yield {
+                "figure": "FedKMA",
+                "set": name,
+                **{column: own[column] for column in columns},
+                "trained": mean(100 * accuracy(run, model="trained_") for run in runs),
+                "best": mean(100 * client_accuracies(run).max() for run in runs),
+                "worst": mean(100 * client_accuracies(run).min() for run in runs),
+                "contrast": contrast(*weights[-1]) if weights else np.nan,
+            }
+
+
 def contrasts() -> Iterator[Row]:
     """Yield M within and across groups of clients by round (Fig. 7a)."""
     for label, runs in compared(GROUPS).groups.items():
@@ -295,9 +309,10 @@ def contrasts() -> Iterator[Row]:
 def of_groups(runs: Sequence[Run]) -> list[tuple[float, float]]:
     """Return the mean weight of M within and across groups, by round; nothing without groups."""
     measured = [getattr(run, "also_measured", {}).get("sharing") for run in runs]
-    if runs[0].config["partition"] != "k-classes-grouped" or None in measured:
+    found = [one for one in measured if one]
+    if runs[0].config["partition"] != "k-classes-grouped" or len(found) < len(measured):
         return []
-    weights = np.mean(measured, axis=0)
+    weights = np.mean(found, axis=0)
     clients = weights.shape[1]
     group = np.arange(clients) * runs[0].config["groups"] // clients
     alike = group[:, None] == group
