@@ -67,6 +67,7 @@ SPLITS_OF_PERSFL = {
     "MNIST DS-3": "persfl/mnist-ds3-full",
 }
 PAIRS = {"MNIST DS-1": "persfl/mnist-ds1-pairs", "MNIST DS-2": "persfl/mnist-ds2-all"}
+PAIRS |= {"MNIST DS-3": "persfl/mnist-ds3-pairs"}
 PARTS = ("first half", "later", "last tenth", "last")
 GROUPS = "fedkma/trained-groups"
 SUPERNETS = (GROUPS, "fedkma/trained-drawn", "fedkma/figure-8", "fedkma/tables-small")
@@ -256,13 +257,13 @@ def teachers() -> Iterator[Row]:
 
 
 def pairs() -> Iterator[Row]:
-    """Yield PersFL's mean test accuracy for each lambda and T (Figs. 6, 7)."""
+    """Yield PersFL's mean test accuracy for each lambda and T (Figs. 6 to 8)."""
     for data, name in PAIRS.items():
         runs = with_optimal_teacher(name)
         found = pd.concat(pd.DataFrame(run.also_measured["pairs"]) for run in runs)
         for (weight, temperature), own in found.groupby(["lambda", "temperature"]):
             pair = {"pair": f"lambda {weight:g}", "temperature": temperature, "seeds": len(runs)}
-            figure = {"figure": "PersFL 6, 7", "set": name, "data": data}
+            figure = {"figure": "PersFL 6 to 8", "set": name, "data": data}
             yield {**figure, **pair, **mean_and_spread("accuracy", list(own["accuracy"]))}
 
 
