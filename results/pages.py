@@ -36,7 +36,7 @@ SHARES = (
     "alone_loses_2", "guarded_loses_2", "alone_loses_5", "guarded_loses_5", "guarded_worse", "kept",
     "weight",
 )  # fmt: skip
-FRACTIONAL = (*SHARES, "accuracy", "theirs")
+FRACTIONAL = (*SHARES, "accuracy", "trained", "best", "worst", "theirs")
 SIGNED = (
     "gain", "fmnist", "cifar10", "difference", "alone", "guarded",
 )  # fmt: skip
@@ -45,6 +45,10 @@ HEADINGS = {
     "bytes": "exchanged in a run",
     "theirs": "paper",
     "difference": "difference, points",
+    "trained": "after local training",
+    "best": "best client",
+    "worst": "worst client",
+    "share": "users, %",
     "alone": "method alone, points",
     "guarded": "with a safeguard, points",
     "alone_loses_2": "lose over 2 points alone",

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 import fedkd_flwr
@@ -22,7 +23,6 @@ from fedkd_flwr.config.suggestions import current_config
 from fedkd_flwr.runs import Run
 
 PUBLISHED = Path(__file__).parent / "runs"
-"""Lines of version 0.1.0 also hold `also_measured`: PersFL's users and pairs, traffic by round."""
 
 GUARDS = ("safeguarded", "private")
 DESCRIPTION = (
@@ -32,7 +32,8 @@ MOMENTS = {"own": "", "trained": "trained_", "distilled": "distilled_"}
 """Models of a client, and how the columns of their accuracies begin."""
 
 ROUNDS = (
-    "round", *(f"{p}{on}accuracy_mean" for p in MOMENTS.values() for on in ("", "validation_")),
+    "round", "global_accuracy_mean",
+    *(f"{p}{on}accuracy_mean" for p in MOMENTS.values() for on in ("", "validation_")),
     "epsilon", "dp_epsilon_max",
 )  # fmt: skip
 CLIENTS = (
@@ -44,10 +45,14 @@ SUMMARY = (
     "numbers_down", "seconds", "gradient_steps", "new_clients",
 )  # fmt: skip
 """What is published of ``config.json`` besides settings, of tables and of ``summary.json``."""
+USERS = ("lambda", "temperature", "teacher_round")
+PAIR = ["lambda", "temperature"]
 
 
 class PublishedRun(Run):
     """A published run, which `fedkd_flwr.compare` accepts."""
+
+    also_measured: dict[str, Any]
 
     @property
     def finished(self) -> bool:
@@ -81,7 +86,21 @@ def published(run: Run) -> dict[str, Any]:
         "clients": _columns(last, CLIENTS),
         "new_clients": new,
         "summary": {name: summary[name] for name in SUMMARY if name in summary},
+        "also_measured": also_measured(run),
     }
+
+
+def also_measured(run: Run) -> dict[str, Any]:
+    """Return PersFL's users and the mean accuracy of each pair, and FedKMA's M by round."""
+    found: dict[str, Any] = {}
+    if users := _columns(run.last_evaluations, USERS):
+        found["users"] = users
+    if not (pairs := run.table("pairs")).empty:
+        means = pairs.groupby(PAIR)[["accuracy"]].mean().reset_index()
+        found["pairs"] = _columns(means, (*PAIR, "accuracy"))
+    if "sharing" in run.matrices:
+        found["sharing"] = run.matrices["sharing"].round(4).tolist()
+    return found
 
 
 def _columns(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -99,6 +118,7 @@ def opened(path: Path, line: dict[str, Any]) -> PublishedRun:
         _stored={name: _rows(line[name]) for name in ("rounds", "clients")},
         further_rows={"new_clients": line["new_clients"]} if line["new_clients"] else {},
         summary=line["summary"],
+        also_measured=line.get("also_measured", {}),
     )
     return run
 
@@ -164,10 +184,13 @@ def compared(name: str) -> Comparison:
     return fedkd_flwr.compare(read_set(name))
 
 
-def accuracy(run: Run, server_round: int | None = None) -> float:
-    """Return the mean accuracy after a round, by default the last; a run may end before it."""
+def accuracy(run: Run, server_round: int | None = None, model: str = "") -> float:
+    """Return the mean accuracy after a round, by default the last; a run may end before it.
+
+    `model` is the prefix of another model's columns, such as ``trained_``; NaN without one.
+    """
     rows = [row for row in run.round_rows if row["round"] <= (server_round or row["round"])]
-    return float(rows[-1]["accuracy_mean"])
+    return float(rows[-1].get(f"{model}accuracy_mean", np.nan))
 
 
 def best_evaluation(run: Run, models: Collection[str]) -> float:

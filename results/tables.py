@@ -19,7 +19,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.across import across_of
 from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.groups import steps_of_a_client
+from fedkd_flwr.analysis.groups import client_accuracies, steps_of_a_client
 from fedkd_flwr.analysis.ranking import best_by_validation
 from fedkd_flwr.analysis.safeguard_criterion import LOSSES, Criterion, criterion
 from fedkd_flwr.analysis.significance import Effect, Outcome, effect_of, effects_of
@@ -28,6 +28,7 @@ from fedkd_flwr.runs import Run
 from results.pages import TABLES, phrase, read_table
 from results.published import (
     MOMENTS,
+    PublishedRun,
     accuracy,
     best_evaluation,
     by_seed,
@@ -60,6 +61,23 @@ SIDES = {
 }
 """Sets over which a safeguard's two sides are counted together."""
 GUARDED = list(itertools.chain(*SIDES.values()))
+OTHER_SIZES = ", (a CNN|fixed cells|all images|600 epochs|matched split|printed split)$"
+"""What ``papers.csv`` adds to the data of a paper's cell."""
+
+SPLITS_OF_PERSFL = {
+    "CIFAR-10 DS-1": "persfl/cifar10-ds1-small",
+    "CIFAR-10 DS-2": "persfl/cifar10-ds2-small",
+    "CIFAR-10 DS-3": "persfl/cifar10-ds3-small",
+    "MNIST DS-1": "persfl/mnist-ds1-full",
+    "MNIST DS-2": "persfl/mnist-ds2-small",
+    "MNIST DS-3": "persfl/mnist-ds3-full",
+}
+PAIRS = {"MNIST DS-1": "persfl/mnist-ds1-pairs", "MNIST DS-2": "persfl/mnist-ds2-all"}
+PAIRS |= {"MNIST DS-3": "persfl/mnist-ds3-pairs"}
+PARTS = ("first half", "later", "last tenth", "last")
+GROUPS = "fedkma/trained-groups"
+SUPERNETS = (GROUPS, "fedkma/trained-drawn", "fedkma/figure-8", "fedkma/tables-small")
+"""Sets of the figures of papers; a teacher of the last tenth is not of the last round."""
 
 Row = dict[str, Any]
 
@@ -111,6 +129,11 @@ def steps_of(runs: Iterable[Run]) -> float:
         has_private = run.config["safeguard"] != "none" and run.config["strategy"] != REFERENCE
         taken.append(steps_of_a_client(run) - (of_private if has_private else 0))
     return mean(taken, 0)
+
+
+def with_phrases(text: str) -> str:
+    """Return a text with the cells that its braces name."""
+    return re.sub(r"\{(.+?)\}", lambda match: phrase(match[1]), text)
 
 
 # ---- Sets ----------------------------------------------------------------------------------
@@ -200,6 +223,112 @@ def papers() -> Iterator[Row]:
             "difference": round(ours["ours"] - row["theirs"], 4),
             **makers(runs),
         }
+
+
+def items() -> Iterator[Row]:
+    """Yield every table, figure and theorem of the papers; a table with how many cells were run."""
+    rows = read_table("papers", RESULTS).fillna({"settings": "", "note": ""})
+    named = rows["data"].str.replace(OTHER_SIZES, "", regex=True)
+    cells = rows.assign(data=named).dropna(subset="theirs")
+    for item in rows[rows["method"].isna()].to_dict("records"):
+        own = cells[(cells["paper"] == item["paper"]) & (cells["table"] == item["table"])]
+        of_paper, ran = (
+            len(some.drop_duplicates(["data", "method", "settings"]))
+            for some in (own, own.dropna(subset="set"))
+        )
+        yield {
+            "paper": item["paper"],
+            "item": item["table"],
+            "shows": item["data"],
+            "run": f"{ran} of {of_paper} cells" if of_paper else item["settings"],
+            "result": with_phrases(item["note"]),
+        }
+
+
+def paper_figures() -> Iterator[Row]:
+    """Yield what figures of the papers show, where a row of a set cannot."""
+    return itertools.chain(teachers(), pairs(), supernets(), contrasts())
+
+
+def teachers() -> Iterator[Row]:
+    """Yield when PersFL's users find their optimal teacher, in shares of users (Fig. 2)."""
+    for data, name in SPLITS_OF_PERSFL.items():
+        runs = with_optimal_teacher(name)
+        users = [run.also_measured["users"] for run in runs]
+        last = runs[0].config["num-server-rounds"]
+        rounds = np.concatenate([own["teacher_round"] for own in users])
+        shares = np.histogram(rounds, [0, last / 2, 0.9 * last, last, np.inf])[0] / len(rounds)
+        for part, share in zip(PARTS, shares, strict=True):
+            figure = {"figure": "PersFL 2", "set": name, "data": data, "rounds": last}
+            yield {**figure, "users": len(rounds), "part": part, "share": mean([100 * share])}
+
+
+def pairs() -> Iterator[Row]:
+    """Yield PersFL's mean test accuracy for each lambda and T (Figs. 6 to 8)."""
+    for data, name in PAIRS.items():
+        runs = with_optimal_teacher(name)
+        found = pd.concat(pd.DataFrame(run.also_measured["pairs"]) for run in runs)
+        for (weight, temperature), own in found.groupby(["lambda", "temperature"]):
+            pair = {"pair": f"lambda {weight:g}", "temperature": temperature, "seeds": len(runs)}
+            figure = {"figure": "PersFL 6 to 8", "set": name, "data": data}
+            yield {**figure, **pair, **mean_and_spread("accuracy", list(own["accuracy"]))}
+
+
+def with_optimal_teacher(name: str) -> list[PublishedRun]:
+    """Return the runs of a set by PersFL as its paper has it."""
+    runs = (run for run in read_set(name) if run.config["strategy"] == "persfl")
+    return [run for run in runs if run.config["persfl.teacher"] == "optimal"]
+
+
+def supernets() -> Iterator[Row]:
+    """Yield both moments, the best and the worst client and M's contrast of FedKMA's runs."""
+    for name in SUPERNETS:
+        for label, runs in compared(name).groups.items():
+            own, weights = run_columns(label, runs, effects(name).get(label)), of_groups(runs)
+            columns = ("method", "settings", "seeds", "accuracy", "gain", "gain_low", "gain_high")
+            yield {
+                "figure": "FedKMA",
+                "set": name,
+                **{column: own[column] for column in columns},
+                "trained": mean(100 * accuracy(run, model="trained_") for run in runs),
+                "best": mean(100 * client_accuracies(run).max() for run in runs),
+                "worst": mean(100 * client_accuracies(run).min() for run in runs),
+                "contrast": contrast(*weights[-1]) if weights else np.nan,
+            }
+
+
+def contrasts() -> Iterator[Row]:
+    """Yield M within and across groups of clients by round (Fig. 7a)."""
+    for label, runs in compared(GROUPS).groups.items():
+        for server_round, (within, across) in enumerate(of_groups(runs), start=1):
+            yield {
+                "figure": "FedKMA 7",
+                "set": GROUPS,
+                "method": label,
+                "seeds": len(runs),
+                "round": server_round,
+                "within": round(within, 4),
+                "across": round(across, 4),
+                "contrast": contrast(within, across),
+            }
+
+
+def of_groups(runs: Sequence[Run]) -> list[tuple[float, float]]:
+    """Return the mean weight of M within and across groups, by round; nothing without groups."""
+    measured = [getattr(run, "also_measured", {}).get("sharing") for run in runs]
+    found = [one for one in measured if one]
+    if runs[0].config["partition"] != "k-classes-grouped" or len(found) < len(measured):
+        return []
+    weights = np.mean(found, axis=0)
+    clients = weights.shape[1]
+    group = np.arange(clients) * runs[0].config["groups"] // clients
+    alike = group[:, None] == group
+    return [(float(own[alike].mean()), float(own[~alike].mean())) for own in weights]
+
+
+def contrast(within: float, across: float) -> float:
+    """Return how many times more weight M gives within groups; NaN if it gives none across."""
+    return round(within / across, 4) if across else np.nan
 
 
 # ---- The tuned benchmark -------------------------------------------------------------------
@@ -422,18 +551,18 @@ def investigations() -> Iterator[Row]:
                 "runs": len(runs) or "",
                 "seeds": len({run.config["seed"] for run in runs}) or "",
                 "sets": " ".join(one.get("sets", [])),
-                "answer": re.sub(r"\{(.+?)\}", lambda match: phrase(match[1]), one["answer"]),
+                "answer": with_phrases(one["answer"]),
             }
 
 
 MADE: dict[str, Callable[[], Iterable[Row] | pd.DataFrame]] = {
     table.__name__.replace("_", "-"): table
     for table in (
-        benchmark, answers, counts, ranks, learning_curve, fresh, sets, papers, safeguard,
-        safeguard_sides, kinds, investigations,
+        benchmark, answers, counts, ranks, learning_curve, fresh, sets, papers, paper_figures,
+        safeguard, safeguard_sides, kinds, items, investigations,
     )
 }  # fmt: skip
-"""The tables that are made from runs, the last from the others; those by hand have a source."""
+"""The tables that are made from runs, the last two from the others; those by hand have a source."""
 
 
 def write_table(name: str, folder: Path = TABLES) -> Path:

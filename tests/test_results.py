@@ -180,6 +180,28 @@ def test_published_runs_compare_like_the_original_runs(small, tmp_path):
     assert not guarded[0].empty
 
 
+def test_users_and_pairs_of_persfl_are_published(small, tmp_path):
+    settings = {"strategy": "persfl", "models": "mlp", "persfl.temperatures": "1,5"}
+    settings |= {"client-split": "50/20/30", "persfl.imitation": "0,0.5"}
+    run = fedkd_flwr.run({**small, **settings}, output_dir=tmp_path)
+    found = published.also_measured(run)
+    assert set(found["users"]) == {"lambda", "temperature", "teacher_round"}
+    own = run.table("pairs").query("`lambda` == 0.5 and temperature == 5")["accuracy"]
+    assert found["pairs"]["lambda"] == [0, 0.5, 0.5]
+    assert found["pairs"]["accuracy"][-1] == pytest.approx(own.mean())
+
+
+def test_the_contrast_of_m_is_the_weight_within_groups_over_that_across():
+    row = [0.3, 0.5, 0.1, 0.1]
+    config = {"partition": "k-classes-grouped", "groups": 2}
+    measured = {"sharing": [[row, row, row[::-1], row[::-1]]]}
+    runs = [SimpleNamespace(config=config, also_measured=measured)]
+    assert tables.of_groups(runs) == [pytest.approx((0.4, 0.1))]
+    assert tables.contrast(0.4, 0.1) == 4
+    runs[0].config["partition"] = "k-classes"
+    assert tables.of_groups(runs) == []
+
+
 def test_a_run_that_lacks_a_client_is_refused(small, tmp_path):
     run = fedkd_flwr.run({**small, "strategy": "local"}, output_dir=tmp_path / "local")
     lines = (run.path / "clients.jsonl").read_text().splitlines()
