@@ -36,6 +36,9 @@ from strategies.core.settings_groups import (
 AUTO = "auto"
 """The value of settings that depend on the data set."""
 
+AS_PRIVATE = "as-private"
+"""The ``public-scaling`` that leaves no difference between private and public samples."""
+
 BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
 """What ``client-split = auto`` stands for, with a built-in data set and with own data."""
 
@@ -109,6 +112,9 @@ class DataSettings(SettingsGroup):
         ``held-out`` (an unlabeled part of the data set), ``none``, or another data set.
     held_out_size : int
         Samples held out for the public set.
+    public_scaling : str
+        How public images are scaled: ``as-private``, or ``raw``, which leaves pixels at 0 to 255
+        whatever `input_scaling` is, as KT-pFL's released code does.
     """
 
     dataset: Annotated[str, ANY_ON_NODES] = "digits"
@@ -139,6 +145,7 @@ class DataSettings(SettingsGroup):
     evaluated_split: Annotated[Literal["test", "validation"], ANY_ON_NODES] = "test"
     public_dataset: Annotated[str, ANY_ON_NODES] = HELD_OUT
     held_out_size: Annotated[int, ANY_ON_NODES] = Field(default=200, ge=0)
+    public_scaling: Annotated[Literal["as-private", "raw"], ANY_ON_NODES] = AS_PRIVATE
 
     def resolved(self) -> "DataSettings":
         """Return the settings with those filled in that ``auto`` leaves to a built-in data set."""
