@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 import fedkd_flwr
@@ -28,7 +29,10 @@ GUARDS = ("safeguarded", "private")
 DESCRIPTION = (
     "project", "versions", "processor", "vector_extensions", "device", "torch_threads", "started",
 )  # fmt: skip
-ROUNDS = ("round", "accuracy_mean", "validation_accuracy_mean", "epsilon", "dp_epsilon_max")
+ROUNDS = (
+    "round", "accuracy_mean", "trained_accuracy_mean", "distilled_accuracy_mean",
+    "global_accuracy_mean", "validation_accuracy_mean", "epsilon", "dp_epsilon_max",
+)  # fmt: skip
 CLIENTS = (
     "round", "partition_id", "accuracy", "total", "correct", *(f"{who}_correct" for who in GUARDS),
     "safeguarded_lost", "method_lost", "safeguard_weight",
@@ -158,10 +162,13 @@ def compared(name: str) -> Comparison:
     return fedkd_flwr.compare(read_set(name))
 
 
-def accuracy(run: Run, server_round: int | None = None) -> float:
-    """Return the mean accuracy after a round, by default the last; a run may end before it."""
+def accuracy(run: Run, server_round: int | None = None, model: str = "") -> float:
+    """Return the mean accuracy after a round, by default the last; a run may end before it.
+
+    `model` is the prefix of another model's columns, such as ``trained_``; NaN without one.
+    """
     rows = [row for row in run.round_rows if row["round"] <= (server_round or row["round"])]
-    return float(rows[-1]["accuracy_mean"])
+    return float(rows[-1].get(f"{model}accuracy_mean", np.nan))
 
 
 def gains(comparison: Comparison, label: str, server_round: int | None = None) -> list[float]:
