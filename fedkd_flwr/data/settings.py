@@ -145,7 +145,7 @@ class DataSettings(SettingsGroup):
     evaluated_split: Annotated[Literal["test", "validation"], ANY_ON_NODES] = "test"
     public_dataset: Annotated[str, ANY_ON_NODES] = HELD_OUT
     held_out_size: Annotated[int, ANY_ON_NODES] = Field(default=200, ge=0)
-    public_scaling: Annotated[Literal["as-private", "raw"], ANY_ON_NODES] = AS_PRIVATE
+    public_scaling: Annotated[Literal["as-private", "raw"], ANY_ON_NODES] = "as-private"
 
     def resolved(self) -> "DataSettings":
         """Return the settings with those filled in that ``auto`` leaves to a built-in data set."""
