@@ -11,9 +11,8 @@ from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.training.cohort import cohort_size, train_together
 from fedkd_flwr.training.jobs import TrainJob
-from fedkd_flwr.training.loop import epoch_batches, gathered
+from fedkd_flwr.training.loop import build_optimizer, epoch_batches, gathered
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import build_optimizer
 from strategies.core.randomness import random_generator
 
 CLIENTS, SAMPLES = 20, 600

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 import fedkd_flwr
-from fedkd_flwr.clients.fedavg import FedAvgClient
+from fedkd_flwr.clients.parameters import FedAvgClient
 from strategies.clusters import ClusteredStrategy, ClusterSettings
 
 

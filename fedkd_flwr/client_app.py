@@ -32,13 +32,11 @@ from fedkd_flwr.memory import InProcessContext
 from fedkd_flwr.models.model_pool import Architecture, prepare_adjacent
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
-from strategies.core.answers import ANSWERS
 from strategies.core.flower import log
-from strategies.core.records import arrays_of, record_of
-from strategies.core.replies import decoded, encoded
+from strategies.core.masks import ANSWERS
+from strategies.core.replies import arrays_of, decoded, encoded, record_of
 
-Outcome = Message | Exception
-"""A reply, or the exception that prevented it."""
+Outcome = Message | Exception  # a reply, or the exception that prevented it
 
 Member = tuple[int, PersonalClient]
 """A client of a cohort, with the place of its message among those of the exchange."""
@@ -49,19 +47,13 @@ INFO = (
 )  # fmt: skip
 """Names of a client's properties in its replies."""
 
-TRACEBACKS = Tracebacks()
-"""Tracebacks logged by this process, if it belongs to a simulation."""
+TRACEBACKS = Tracebacks()  # tracebacks logged by this process, if it belongs to a simulation
 
 
 def explain_failures(
     message: Message, context: Context, serve: Callable[[Message, Context], Message]
 ) -> Message:
-    """Handle a message; log the traceback of an exception, and raise what may leave the node.
-
-    Where the node trusts the server, that is the exception itself. Its traceback is then logged
-    in Ray's processes, and the server is told where the user's code failed. The in-process grid
-    does both itself.
-    """
+    """Handle a message; log the traceback of an exception, and raise what may leave the node."""
     try:
         return serve(message, context)
     except Exception as error:
@@ -99,11 +91,7 @@ def _read_once(items: tuple[tuple[str, Any], ...]) -> Configuration:
 
 
 def build_client(context: Context) -> PersonalClient:
-    """Build the method's client for a node, from its run config and node config.
-
-    The node's policy comes first: nothing that it forbids is imported or read. Raises `PolicyError`
-    if the run config asks for what the policy forbids.
-    """
+    """Build the method's client; nothing that the node's policy forbids is imported."""
     policy = read_policy(context.node_config)
     data_path = str(context.node_config.get("data-path", ""))
     if isinstance(context, InProcessContext):
@@ -147,7 +135,6 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _trained(message: Message, client: PersonalClient) -> Message:
-    """Handle a train message with the client that was built for it."""
     with closing(client.session) as session, computing(client):
         reply = session.serve(_request(message))
     return _packed(message, client, reply)
@@ -167,11 +154,7 @@ def train_together(
     contexts: Sequence[Context],
     on_done: Callable[[int], None] = lambda clients: None,
 ) -> list[Outcome]:
-    """Handle the train messages of one exchange, clients with the same architectures together.
-
-    Replies are in the order of the messages; a client that failed has an exception. Contexts are
-    changed as by `train`. `on_done` gets the number of clients that were just handled.
-    """
+    """Handle the train messages of one exchange, clients with the same architectures together."""
     outcomes: dict[int, Outcome] = {}
     cohorts: dict[tuple[Architecture, ...], list[Member]] = defaultdict(list)
     for position, (message, context) in enumerate(zip(messages, contexts, strict=True)):
@@ -198,7 +181,6 @@ def _cohort_size(client: PersonalClient) -> int:
 
 
 def _in_parts(cohort: Sequence[Member]) -> Iterator[Sequence[Member]]:
-    """Divide a cohort into parts that are trained one after another."""
     size = _cohort_size(cohort[0][1])
     return (cohort[start : start + size] for start in range(0, len(cohort), size))
 
@@ -224,12 +206,10 @@ def _serve_together(members: Sequence[Member], messages: Sequence[Message]) -> d
 
 
 def _request(message: Message) -> Request:
-    """Read what a message asks for."""
     return Request.read(decoded(arrays_of(message)), record_of(message, "config", ConfigRecord))
 
 
 def _packed(message: Message, client: PersonalClient, reply: TrainReply) -> Message:
-    """Pack a client's reply into a message, with who replies."""
     answers = {ANSWERS: reply.answers} if reply.answers else {}
     return _reply(message, {**client.session.identity, **answers}, reply)
 

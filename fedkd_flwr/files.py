@@ -1,21 +1,28 @@
-"""Writes that a crash or a power cut leaves whole.
+"""Writes that a crash or a power cut leaves whole, and files that grow by an array each round.
 
 A file is written under a temporary name, then moved into place. A durable write also waits for the
 disk: first for the content, then for the folder, which holds the name.
+
+A file of arrays may come from somebody else: an array of objects runs code when it is read, and a
+header could claim more memory than there is. So each header is checked first.
 """
 
 import errno
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 if sys.platform != "win32":
     import fcntl
@@ -46,10 +53,7 @@ def plain_name(name: str) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, are on the disk.
-
-    Raises `OSError` if the disk refuses.
-    """
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
     if os.name == "nt" and path.is_dir():  # Windows opens no folders
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -65,11 +69,7 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 
 
 def lock_file(file: IO[Any], wait: bool = True) -> bool | None:
-    """Lock an open file against other processes, until it is closed. Windows has no such locks.
-
-    Return whether it is locked; False only without `wait`, None on a file system without locks.
-    Raises `OSError` if the disk refuses.
-    """
+    """Lock an open file until it is closed; None where the file system has no locks."""
     if sys.platform == "win32":
         return True
     try:
@@ -84,10 +84,7 @@ def lock_file(file: IO[Any], wait: bool = True) -> bool | None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, and wait until the names of new ones are on the disk.
-
-    Raises `OSError` if it cannot be made.
-    """
+    """Make a folder and those above it, and wait until the names of new ones are on the disk."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -120,13 +117,24 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, durable: bool = False) -> None:
-    """Write a text file so that a crash leaves the old one or the new one.
-
-    `durable` is as in `replacing`. Raises `OSError` if the file cannot be written, such as on a
-    full disk.
-    """
+    """Write a text file so that a crash leaves the old one or the new one."""
     with replacing(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object durably."""
+    write_text(file, json.dumps(content, indent=2, allow_nan=False) + "\n", durable=True)
+
+
+def as_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as JSON lines; NaN and infinite losses become null."""
+
+    def finite(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    finite_rows = ({name: finite(value) for name, value in row.items()} for row in rows)
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite_rows)
 
 
 def write_arrays(
@@ -135,45 +143,53 @@ def write_arrays(
     metadata: Mapping[str, str] | None = None,
     durable: bool = True,
 ) -> None:
-    """Write a safetensors file so that a crash leaves the old one or the new one.
-
-    `durable` is as in `replacing`. Raises `OSError` if the file cannot be written, such as on a
-    full disk.
-    """
+    """Write a safetensors file so that a crash leaves the old one or the new one."""
     # safetensors writes the bytes of an array in the order in which they are in memory.
     in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with replacing(path, durable) as temporary:
-        save_file(in_order, temporary, dict(metadata or {}))
+        try:
+            save_file(in_order, temporary, dict(metadata or {}))
+        except SafetensorError as error:  # such as on a full disk
+            raise OSError(str(error)) from error
 
 
-def save_file(arrays: Mapping[str, NDArray[Any]], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file array by array. The package's own function copies all of them first.
+NUMBERS = "biuf"
+"""Kinds of NumPy types that matrices may have: truth values, whole and real numbers."""
 
-    Parameters
-    ----------
-    arrays : mapping of str to ndarray
-        Contiguous arrays.
-    path : Path
-        The file.
-    metadata : mapping of str to str
-        Text stored with the arrays.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    """
-    # The largest items come first, so that all are aligned.
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-    end = 0
-    for name, array in ordered:
-        start, end = end, end + array.nbytes
-        kind = DTYPES[array.dtype.name]
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, array in ordered:
-            file.write(array.data)
+class ArraysError(Exception):
+    """A file of something else than arrays of numbers; the message is a clause."""
+
+
+def append_array(path: Path, array: NDArray[Any]) -> None:
+    """Append an array to a file, which is made if missing."""
+    path.parent.mkdir(exist_ok=True)
+    with open_private(path, "ab") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def read_arrays(path: Path) -> list[NDArray[Any]]:
+    """Return the arrays of a file, up to the first that is incomplete or no array."""
+    arrays: list[NDArray[Any]] = []
+    try:
+        with path.open("rb") as file:
+            while _next_is_complete(file):
+                arrays.append(np.load(file, allow_pickle=False))
+    except OSError as error:
+        raise ArraysError(error.strerror or str(error)) from None
+    except (ValueError, EOFError):
+        pass  # what a crash left of the last array
+    return arrays
+
+
+def _next_is_complete(file: IO[bytes]) -> bool:
+    """Return whether the file is as long as the header of its next array says."""
+    start = file.tell()
+    if npy.read_magic(file) != (1, 0):
+        return False
+    shape, _, kind = npy.read_array_header_1_0(file)
+    if kind.kind not in NUMBERS:
+        raise ArraysError(f"it holds an array of {kind}, which is no number")
+    size, left = math.prod(shape) * kind.itemsize, os.fstat(file.fileno()).st_size - file.tell()
+    file.seek(start)
+    return min(shape, default=0) >= 0 and size <= left

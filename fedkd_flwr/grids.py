@@ -7,53 +7,13 @@ longer than the clients' work.
 import math
 import time
 from collections.abc import Iterable, Mapping
-from logging import WARNING
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedkd_flwr.clients.tracebacks import stop_at_reported_failures
 from fedkd_flwr.memory import Memory
-from strategies.core.flower import NodeInfo, Run, log
-
-SHORTEST_SAID = 60.0
-"""Seconds. No estimate is logged for shorter runs."""
-
-
-class DurationEstimate:
-    """Says once how long a run will take, if that is more than a minute.
-
-    The estimate is rough. It assumes that all clients take as long as those that replied first,
-    and leaves out evaluations and further exchanges of a round.
-    """
-
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
-        self._is_made = False
-
-    def trained(self, seconds: float, done: int, total: int) -> None:
-        """Estimate the duration, the first time that clients have trained.
-
-        Of `total` clients, `done` have trained, at least one, in the seconds since the first
-        exchange began.
-        """
-        if self._is_made:
-            return
-        self._is_made = True
-        estimate = seconds / done * total * self._rounds
-        if estimate > SHORTEST_SAID:
-            rounds, clients = _counted(self._rounds, "round"), _counted(total, "client")
-            log(WARNING, "This run takes about %s: %s of %s.", duration(estimate), rounds, clients)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words, rounded to minutes, or to hours from two hours on."""
-    minutes = round(seconds / 60)
-    return _counted(minutes, "minute") if minutes < 120 else _counted(round(minutes / 60), "hour")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+from strategies.core.flower import NodeInfo, Run
 
 
 class MessageGrid(Grid):
@@ -61,9 +21,6 @@ class MessageGrid(Grid):
 
     is_federation = False
     """Whether the clients are on nodes of a federation, which have the data; else they are here."""
-
-    duration: DurationEstimate | None = None
-    """Is informed when clients have trained, if a run set it."""
 
     def memories(self) -> Mapping[int, Memory]:
         """Return the memories of clients in this process by partition-id; of others, none."""
@@ -81,21 +38,13 @@ class MessageGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-"""Seconds between two polls for replies over a network."""
-
-SHARE_OF_WAITING = 0.05
-"""Pause between two polls, as a share of the time waited so far."""
-
-SIMULATION_PAUSE = 0.05
-"""Seconds between two polls within this process."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds between two polls for replies over a network
+SHARE_OF_WAITING = 0.05  # pause between two polls, as a share of the time waited so far
+SIMULATION_PAUSE = 0.05  # seconds between two polls within this process
 
 
 class FastPollingGrid(MessageGrid):
-    """A grid that polls for replies often at first, and less often the longer they take.
-
-    It wraps Flower's own.
-    """
+    """A grid that polls for replies often at first, and less often the longer they take."""
 
     is_federation = True
 
@@ -122,10 +71,7 @@ class FastPollingGrid(MessageGrid):
 
     @property
     def waited(self) -> dict[int, float]:
-        """Seconds from the start of the last exchange to the reply of each node, by node id.
-
-        Measured here, to the pause between two polls.
-        """
+        """Seconds from the start of the last exchange to the reply of each node, by node id."""
         return self._waited
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -142,9 +88,8 @@ class FastPollingGrid(MessageGrid):
         """Send messages and wait for the replies, until a timeout."""
         started_at = time.monotonic()
         deadline = math.inf if timeout is None else started_at + timeout
-        sent = list(messages)
         self._waited = {}
-        missing = set(self.push_messages(sent))
+        missing = set(self.push_messages(messages))
         replies: list[Message] = []
         while missing:
             new = list(self.pull_messages(missing))
@@ -157,9 +102,6 @@ class FastPollingGrid(MessageGrid):
             if missing:
                 # The last poll is at the deadline, however long the pause would be.
                 time.sleep(min(self.pause(now - started_at), deadline - now))
-        if self.duration and sent and sent[0].metadata.message_type == MessageType.TRAIN:
-            # Clients train at the same time, so only the whole exchange tells how long it takes.
-            self.duration.trained(time.monotonic() - started_at, len(sent), len(sent))
         return replies
 
     def pause(self, waited: float) -> float:
@@ -173,11 +115,7 @@ class SimulationGrid(FastPollingGrid):
     is_federation = False
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the available replies.
-
-        Raises `ClientCodeError` if a client failed in the user's code, and the run is to stop
-        there.
-        """
+        """Return the available replies."""
         replies = list(super().pull_messages(message_ids))
         stop_at_reported_failures(replies)
         return replies

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its strategy on the server and its client.
-
-    Attributes
-    ----------
-    strategy_name, client_name : str
-        Names of the classes, as ``module:class``.
-    """
+    """A method: its strategy on the server and its client."""
 
     strategy_name: str
     client_name: str
@@ -42,26 +36,20 @@ class Method:
     @cached_property
     def strategy(self) -> "type[PersonalizedStrategy]":
         """The Flower strategy."""
-        strategy: type[PersonalizedStrategy] = resolve_name(self.strategy_name)
-        return strategy
+        return resolve_name(self.strategy_name)
 
     @cached_property
     def client(self) -> type[Any]:
         """The NumPyClient, a `fedkd_flwr.clients.base.PersonalClient`, which imports this."""
-        client: type[Any] = resolve_name(self.client_name)
-        return client
+        return resolve_name(self.client_name)
 
     @cached_property
     def estimator_client(self) -> type[Any]:
         """The same client for a model that is an estimator."""
-        derived: type[Any] = resolve_name("fedkd_flwr.clients.estimators:estimator_client")(
-            self.client
-        )
-        return derived
+        return resolve_name("fedkd_flwr.clients.estimators:estimator_client")(self.client)
 
 
 def _built_in(strategy: str, client: str) -> Method:
-    """Return a method of this project, from ``module:class`` of both sides."""
     return Method(f"strategies.{strategy}", f"fedkd_flwr.clients.{client}")
 
 
@@ -69,10 +57,7 @@ class MethodTable(dict[str, Method]):
     """Methods by name, which says what an unknown name may mean."""
 
     def __missing__(self, name: str) -> Method:
-        """Refuse an unknown name.
-
-        Raises `KeyError` with similar names.
-        """
+        """Refuse an unknown name."""
         close = get_close_matches(str(name), self, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else "`fedkd list methods` shows all"
         raise KeyError(f"there is no method {name!r}; {hint}")
@@ -87,25 +72,25 @@ METHODS: dict[str, Method] = {
     "persfl": _built_in("persfl:PersFL", "persfl:PersFLClient"),
     "persfl-gd": _built_in("persfl:PersFLGD", "persfl:PersFLGDClient"),
     "fedkma": _built_in("fedkma:FedKMA", "fedkma:FedKMAClient"),
-    "fedkma-uniform": _built_in("fedkma_uniform:FedKMAUniform", "supernets:SupernetClient"),
+    "fedkma-uniform": _built_in("fedkma:FedKMAUniform", "supernets:SupernetClient"),
     "fednas": _built_in("fednas:FedNAS", "fednas:FedNASClient"),
     "local": _built_in("local:Local", "base:PersonalClient"),
-    "fedavg": _built_in("fedavg:FedAvg", "fedavg:FedAvgClient"),
-    "fedavg-ft": _built_in("fedavg:FedAvgFineTuned", "fedavg:FineTuningClient"),
+    "fedavg": _built_in("fedavg:FedAvg", "parameters:FedAvgClient"),
+    "fedavg-ft": _built_in("fedavg:FedAvgFineTuned", "parameters:FineTuningClient"),
     "fedprox": _built_in("fedprox:FedProx", "fedprox:FedProxClient"),
     "hypcluster": _built_in("hypcluster:HypCluster", "hypcluster:HypClusterClient"),
-    "fesem": _built_in("fesem:FeSEM", "fedavg:FedAvgClient"),
-    "feddf": _built_in("feddf:FedDF", "fedavg:FedAvgClient"),
-    "pfeddf": _built_in("feddf:PFedDF", "fedavg:FineTuningClient"),
-    "pfedhn": _built_in("pfedhn:PFedHN", "fedavg:FedAvgClient"),
+    "fesem": _built_in("fesem:FeSEM", "parameters:FedAvgClient"),
+    "feddf": _built_in("feddf:FedDF", "parameters:FedAvgClient"),
+    "pfeddf": _built_in("feddf:PFedDF", "parameters:FineTuningClient"),
+    "pfedhn": _built_in("pfedhn:PFedHN", "parameters:FedAvgClient"),
     "spider": _built_in("spider:Spider", "spider:SpiderClient"),
     "ds-fl": _built_in("ds_fl:DSFL", "kt_pfl:KTpFLClient"),
     "selective-fd": _built_in("selective_fd:SelectiveFD", "selective_fd:SelectiveFDClient"),
     "privatekt": _built_in("privatekt:PrivateKT", "privatekt:PrivateKTClient"),
     "fd": _built_in("fd:FD", "fd:FDClient"),
     "fedproto": _built_in("fedproto:FedProto", "fedproto:FedProtoClient"),
-    "fedgh": _built_in("fedgh:FedGH", "fedgh:FedGHClient"),
-    "lg-fedavg": _built_in("lg_fedavg:LGFedAvg", "lg_fedavg:LGFedAvgClient"),
+    "fedgh": _built_in("fedgh:FedGH", "prototypes:FedGHClient"),
+    "lg-fedavg": _built_in("lg_fedavg:LGFedAvg", "prototypes:LGFedAvgClient"),
     "fml": _built_in("fml:FML", "fml:FMLClient"),
     "fedkd": _built_in("fedkd:FedKD", "fedkd:FedKDClient"),
     "fedmrl": _built_in("fedmrl:FedMRL", "fedmrl:FedMRLClient"),
@@ -126,8 +111,8 @@ METHODS: dict[str, Method] = {
     "fedbn": _built_in("fedbn:FedBN", "parameters:ParameterClient"),
     "fedrep": _built_in("fedrep:FedRep", "fedrep:FedRepClient"),
     "fedbabu": _built_in("fedbabu:FedBABU", "fedbabu:FedBABUClient"),
-    "kt-pfl-params": _built_in("kt_pfl_params:KTpFLParams", "kt_pfl_params:KTpFLParamsClient"),
-    "fedamp": _built_in("fedamp:FedAMP", "fedamp:FedAMPClient"),
+    "kt-pfl-params": _built_in("kt_pfl_params:KTpFLParams", "parameters:KTpFLParamsClient"),
+    "fedamp": _built_in("fedamp:FedAMP", "parameters:FedAMPClient"),
     "pfedgraph": _built_in("pfedgraph:PFedGraph", "pfedgraph:PFedGraphClient"),
     "fedfomo": _built_in("fedfomo:FedFomo", "fedfomo:FedFomoClient"),
 }
@@ -138,16 +123,11 @@ METHODS = MethodTable(METHODS)
 REGISTERED: dict[str, Method] = {}
 """Custom methods, by the names under which this process has registered them."""
 
-NAME = re.compile(r"[a-z][a-z0-9-]*")
-"""Names that a custom method may have."""
+NAME = re.compile(r"[a-z][a-z0-9-]*")  # names that a custom method may have
 
 
 def find_method(name: str) -> Method:
-    """Return a method by name.
-
-    A key of `METHODS`, a name registered in this process, or ``module:object`` for a result of
-    `register` in a module. Raises `ValueError` if there is none.
-    """
+    """Return a method by name."""
     if name in METHODS:
         return METHODS[name]
     if name in REGISTERED:

@@ -19,14 +19,12 @@ from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, Configuration, RunConfig, read_config
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.checks import check_data
-from fedkd_flwr.data.clients import client_parts, load_private
+from fedkd_flwr.data.clients import DataRecord, client_parts, load_private
 from fedkd_flwr.data.custom_data import require_complete
-from fedkd_flwr.data.provenance import DataRecord
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.export import keep_chosen
-from fedkd_flwr.grids import DurationEstimate, FastPollingGrid, MessageGrid, SimulationGrid
-from fedkd_flwr.models.build import build_fitting, returns_probabilities
-from fedkd_flwr.models.custom_models import require_builds
+from fedkd_flwr.grids import FastPollingGrid, MessageGrid, SimulationGrid
+from fedkd_flwr.models.build import build_fitting, require_builds, returns_probabilities
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
 from fedkd_flwr.runs import (
@@ -47,8 +45,7 @@ from fedkd_flwr.runs import (
 )
 from fedkd_flwr.trackers import TrackerObserver
 from fedkd_flwr.training.dp_sgd import require_separate_samples
-from fedkd_flwr.training.loop import seeded, try_step
-from fedkd_flwr.training.optimizers import build_optimizer
+from fedkd_flwr.training.loop import build_optimizer, seeded, try_step
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core import flower
 from strategies.core.early_stopping import StoppedEarly
@@ -59,8 +56,7 @@ from strategies.core.rounds import NEW_CLIENTS, Observer
 from strategies.core.state import OtherStateError
 from strategies.parameters import SharedModelSettings
 
-SETTLED_SECONDS = 2.0
-"""Seconds without a new node after which all nodes count as connected."""
+SETTLED_SECONDS = 2.0  # seconds without a new node after which all nodes count as connected
 
 app = ServerApp()
 
@@ -97,13 +93,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def with_connected_clients(grid: Grid, configuration: Configuration) -> Configuration:
-    """Replace ``num-clients = 0`` by the number of connected nodes.
-
-    Waits for at least `min-replies` nodes, and until their number no longer changes. A resumed run
-    keeps its number of clients. Raises `TooFewRepliesError` if too few nodes are connected in time;
-    `ConfigError` if the run is impossible with this number; `RunDirectoryError` if there is no run
-    to resume.
-    """
+    """Replace ``num-clients = 0`` by the number of connected nodes, once it no longer changes."""
     plan = configuration.run.plan
     if plan.num_clients:
         return configuration
@@ -129,10 +119,7 @@ def with_connected_clients(grid: Grid, configuration: Configuration) -> Configur
 
 
 def require_simulated(grid: Grid, num_clients: int) -> None:
-    """Refuse a simulation with fewer nodes than clients, since no others will connect.
-
-    Raises `TooFewRepliesError` if the federation has fewer nodes.
-    """
+    """Refuse a simulation with fewer nodes than clients, since no others will connect."""
     known, same_since = 0, time.monotonic()
     while 0 < (nodes := len(list(grid.get_node_ids()))) < num_clients:
         if nodes != known:
@@ -147,12 +134,7 @@ def require_simulated(grid: Grid, num_clients: int) -> None:
 
 
 def check_run(configuration: Configuration) -> None:
-    """Refuse an impossible run on this machine before any client starts.
-
-    Raises `DataError` if the data set is missing or the partition cannot be met;
-    `RunDirectoryError` if a folder cannot be written, or the run cannot be resumed; `ConfigError`
-    if a resumed run would have other settings, or a tracker is not installed.
-    """
+    """Refuse an impossible run on this machine before any client starts."""
     run = configuration.run
     run.trackers.require_installed()
     if not run.plan.num_clients:
@@ -176,12 +158,7 @@ def check_run(configuration: Configuration) -> None:
 def check_models(configuration: Configuration) -> None:
     """Refuse models that do not fit the run, by building one of each and training it for one step.
 
-    Custom models are built, and built-in ones where the data are custom, there is noise, or a
-    client trains on batches of one sample. Samples with missing values are refused, unless the
-    model is an estimator that takes them. A warning names custom models that return probabilities
-    instead of logits. Estimators are created. Raises `ConfigError` if a model cannot be imported,
-    built or trained, is not new at each call, does not fit the data, lacks the head that the method
-    needs, or mixes samples under DP-SGD.
+    Built-in ones are tried where the data are custom, there is noise, or a batch has one sample.
     """
     run, settings = configuration.run, configuration.settings
     shared = (settings.shared_model,) if isinstance(settings, SharedModelSettings) else ()
@@ -215,7 +192,6 @@ def check_models(configuration: Configuration) -> None:
 
 
 def _smallest_batch(configuration: Configuration, name: str) -> int:
-    """Return how many samples the smallest batch has on which a client trains an architecture."""
     run, plan = configuration.run, configuration.run.server_data_plan
     assigned = assigned_models(run.models, plan)
     owners = [n for n, model in enumerate(assigned) if model == name] or range(len(assigned))
@@ -263,23 +239,14 @@ def _try_steps(model: nn.Module, name: str, run: RunConfig, samples: int) -> Non
 
 
 def check_server_data(configuration: Configuration) -> None:
-    """Refuse a run whose data, including the public set, is not available on this machine.
-
-    Raises `DataError` if the data set is missing or the partition cannot be met.
-    """
+    """Refuse a run whose data, including the public set, is not available on this machine."""
     run = configuration.run
-    check_data(run.server_data_plan, run.plan.public_size if run.uses_public_data else 0)
+    uses_public_data = run.method.record.uses_public_data
+    check_data(run.server_data_plan, run.plan.public_size if uses_public_data else 0)
 
 
-def serve(
-    grid: Grid,
-    configuration: Configuration,
-    observer: Observer | None = None,
-) -> Run:
-    """Run a method on a grid of clients and write the run directory.
-
-    The observer is told of the events of the run, after trackers.
-    """
+def serve(grid: Grid, configuration: Configuration, observer: Observer | None = None) -> Run:
+    """Run a method on a grid of clients and write the run directory."""
     run = configuration.run
     if run.torch_threads:
         torch.set_num_threads(run.torch_threads)
@@ -310,10 +277,7 @@ def serve(
 
 
 def run_rounds(
-    grid: Grid,
-    configuration: Configuration,
-    directory: RunDirectory,
-    checkpoint: Checkpoint,
+    grid: Grid, configuration: Configuration, directory: RunDirectory, checkpoint: Checkpoint
 ) -> None:
     """Run the missing rounds, from the first or after those of a stopped run."""
     run = configuration.run
@@ -342,7 +306,6 @@ def run_rounds(
         log(INFO, "Continuing after round %d", checkpoint.completed_rounds)
     rounds = strategy.plan.num_server_rounds - strategy.completed_rounds
     if isinstance(grid, MessageGrid):
-        grid.duration = DurationEstimate(rounds)
         directory.memories = grid.memories
     if directory.newcomers:
         log(INFO, "The run is finished; %d clients join it", len(directory.newcomers))

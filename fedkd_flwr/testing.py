@@ -34,10 +34,9 @@ from fedkd_flwr.models.registry import DARTS
 from fedkd_flwr.runs import Run
 from fedkd_flwr.server_app import check_models, serve
 from strategies.base import PersonalizedStrategy
+from strategies.core.exchange import count_numbers
 from strategies.core.method_record import Need
-from strategies.core.records import arrays_of
-from strategies.core.replies import TooFewRepliesError
-from strategies.core.traffic import count_numbers
+from strategies.core.replies import TooFewRepliesError, arrays_of
 from strategies.spider import SpiderSettings
 from strategies.supernets import SearchSettings
 
@@ -151,8 +150,6 @@ def _settings_of(
 
 @dataclass(frozen=True)
 class _Exchanged:
-    """A message to a client and its reply."""
-
     kind: str
     server_round: int
     client: int
@@ -162,8 +159,6 @@ class _Exchanged:
 
 @dataclass
 class _Recorder:
-    """Serves messages as the app does, and keeps what went each way."""
-
     spoil: Callable[[int, int, Message], None] = lambda server_round, client, reply: None
     exchanged: list[_Exchanged] = field(default_factory=list)
 
@@ -189,19 +184,7 @@ class _Stopped(BaseException):
 
 @dataclass
 class _Checked:
-    """A method's small run, which all checks share.
-
-    Attributes
-    ----------
-    flat : dict
-        Its run config.
-    folder : Path
-        Where it and further runs are written.
-    run : Run
-        The run, uninterrupted and with all clients as the method has them.
-    exchanged : list of _Exchanged
-        Its messages.
-    """
+    """A method's small run, which all checks share."""
 
     flat: dict[str, Any]
     folder: Path
@@ -213,32 +196,26 @@ class _Checked:
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return str(self.flat[STRATEGY])
 
     @property
     def method(self) -> Method:
-        """The method."""
         return find_method(self.name)
 
     @property
     def strategy(self) -> type[PersonalizedStrategy]:
-        """The method's class on the server."""
         return self.method.strategy
 
     def read(self, **changes: Any) -> Configuration:
-        """Read the run config with changes; names have underscores for dashes."""
         kebab = {name.replace("_", "-"): value for name, value in changes.items()}
         return read_config({**self.flat, **kebab})
 
     def served(self, name: str, app: ClientCall | None = None, **changes: Any) -> Run:
-        """Run with an app for the clients; without one, as the engine in-process does."""
         folder = self.folder / name
         configuration = resolve_output(self.read(output_dir=str(folder), **changes), folder)
         return self.finished(configuration, app)
 
     def finished(self, configuration: Configuration, app: ClientCall | None = None) -> Run:
-        """Run or go on by a run config."""
         together = train_together if configuration.run.cohort == "on" else None
         grid = InProcessGrid(app or client_app, CLIENTS, configuration, together=together)
         try:
@@ -247,7 +224,6 @@ class _Checked:
             raise AssertionError(f"{self.name}: {error}") from None
 
     def require(self, holds: object, sentence: str) -> None:
-        """Raise an error that says what does not hold."""
         if not holds:
             raise AssertionError(f"{self.name}: {sentence}")
 
@@ -288,7 +264,6 @@ def _a_stopped_run_goes_on(checked: _Checked) -> None:
 
 
 def _require_equal(checked: _Checked, found: Run, when: str) -> None:
-    """Require the numbers of the run, to the last digit."""
     for name in ("rounds", "clients"):
         expected, table = getattr(checked.run, name), getattr(found, name)
         # A round that is asked for twice costs privacy twice.
@@ -421,7 +396,6 @@ def _needs(
 
 
 def _refusal(checked: _Checked, changes: dict[str, Any]) -> str:
-    """Return the sentence with which a run config is refused; empty if it is not."""
     try:
         check_models(checked.read(**changes))
     except ConfigError as error:

@@ -19,7 +19,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.analysis.significance import Effect, effects_of
-from fedkd_flwr.config.old_keys import current_config
+from fedkd_flwr.config.suggestions import current_config
 from fedkd_flwr.runs import Run
 
 PUBLISHED = Path(__file__).parent / "runs"

@@ -28,25 +28,19 @@ from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
 class APFLSettings(Settings):
-    """Settings of APFL.
-
-    Attributes
-    ----------
-    alpha : float
-        alpha of the first round, the share of the private model in the mixture; constantly 0 is
-        FedAvg, and constantly 1 is `local`.
-    adaptive : bool
-        Whether each client learns its alpha.
-    """
+    """Settings of APFL."""
 
     table = "apfl"
     alpha: Annotated[float, SearchRange(0.1, 0.9)] = Field(default=0.5, ge=0, le=1)
+    """alpha of the first round, the share of the private model in the mixture; constantly 0 is
+    FedAvg, and constantly 1 is `local`."""
     adaptive: bool = True
+    """Whether each client learns its alpha."""
 
 
 class APFL(ParameterStrategy):

@@ -16,7 +16,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from strategies.core.counts import of_model
 from strategies.core.current_round import CurrentRound, Round
 from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
@@ -33,7 +32,7 @@ from strategies.core.exchange import Exchange
 from strategies.core.flower import log
 from strategies.core.membership import MEMBERS, Membership
 from strategies.core.method_record import Need
-from strategies.core.metrics import GRADIENT_STEPS, OF_TRAINING, gradient_steps
+from strategies.core.metrics import GRADIENT_STEPS, OF_TRAINING, gradient_steps, of_model
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, Reply, TooFewRepliesError
 from strategies.core.rounds import NEW_CLIENTS, Observer, RoundRecord, log_round
@@ -96,13 +95,7 @@ class PersonalizedStrategy(Method, Strategy):
         return host
 
     def receive_newcomers(self, grid: Grid) -> Results:
-        """Serve the newcomers of a finished run as new clients; nobody else is asked to work.
-
-        Raises
-        ------
-        TooFewRepliesError
-            If none of them is personalized.
-        """
+        """Serve the newcomers of a finished run, or raise `TooFewRepliesError`."""
         server_round = self.completed_rounds
         self._enter(CurrentRound(Exchange(self.members.clients, server_round, self.plan), grid))
         self.members.meet(grid, server_round)
@@ -120,11 +113,10 @@ class PersonalizedStrategy(Method, Strategy):
     def receive_new_clients(self, server_round: int) -> Results:
         """Personalize and evaluate the new clients after the last round of training.
 
-        They are never sampled before. A copy of the server leads them through rounds of the
-        method's own exchange, so that nothing about them reaches its state. They start from initial
-        weights, among clients that have finished, and do not influence each other. One without a
-        valid reply is dropped. A run that is interrupted meanwhile repeats its last round, and
-        serves them from their first round.
+        A copy of the server leads them through rounds of the method's own exchange, so that nothing
+        about them reaches its state. They start from initial weights, among clients that have
+        finished, and do not influence each other. A run that is interrupted meanwhile serves them
+        from their first round.
         """
         plan, clients, grid = self.plan, self.members.clients, self.current.grid
         if server_round < plan.num_server_rounds or not plan.num_new:
@@ -144,7 +136,10 @@ class PersonalizedStrategy(Method, Strategy):
             present = list(replies)
         # Without training, new clients are evaluated in the round of the other clients.
         host._enter(CurrentRound(exchange.further(rounds or server_round), grid))
-        evaluations = host._evaluations_of(present, rounds or server_round) if present else {}
+        payloads = partial(host.evaluate_payload, rounds or server_round)
+        messages = host.current.exchange.to_evaluate(present, payloads, grid)
+        replied = host.current.send(messages, plan.round_timeout) if present else ()
+        evaluations = host._evaluations_in(replied) if present else {}
         if rounds:
             evaluations = host._with_distillation(evaluations, present)
         found = {n: evaluation.row for n, evaluation in evaluations.items()}
@@ -174,7 +169,6 @@ class PersonalizedStrategy(Method, Strategy):
         return chosen or of_training
 
     def _enter(self, current: CurrentRound) -> None:
-        """Begin another round."""
         self.current = current
         self.round = Round(self.members, current, self.observer)
 
@@ -187,12 +181,7 @@ class PersonalizedStrategy(Method, Strategy):
     def restore(self, completed_rounds: int, saved: Arrays, initial: Arrays) -> None:
         """Continue after some rounds from saved arrays, or begin if there are none.
 
-        Before the first round, they are what was noted in it. `initial` is for `begin`.
-
-        Raises
-        ------
-        OtherStateError
-            If they are not those of the method's state.
+        Before the first round, they are what was noted in it. Raises `OtherStateError` for others.
         """
         self.completed_rounds = self._rounds_before = completed_rounds
         self.members.resume(completed_rounds, saved)
@@ -203,13 +192,7 @@ class PersonalizedStrategy(Method, Strategy):
         self.state = self.with_more_clients()
 
     def _returned(self, hook: str, value: Any, kind: type[Any]) -> Any:
-        """Return what a hook of the method returned, after checking that it is of a kind.
-
-        Raises
-        ------
-        TypeError
-            With the hook, what it returned, and what to return.
-        """
+        """Return what a hook of the method returned; refuse another kind, with what to return."""
         if isinstance(value, kind):
             return value
         name, given = type(self).__name__, type(value).__name__
@@ -328,12 +311,6 @@ class PersonalizedStrategy(Method, Strategy):
         statistics = {k: v for k, v in shown.items() if k.startswith("accuracy") and v is not None}
         return MetricRecord(statistics) if statistics else None
 
-    def _evaluations_of(self, asked: Iterable[int], server_round: int) -> dict[int, Evaluation]:
-        """Evaluate some clients within a round, and return the valid evaluations."""
-        payloads = partial(self.evaluate_payload, server_round)
-        messages = self.current.exchange.to_evaluate(asked, payloads, self.current.grid)
-        return self._evaluations_in(self.current.send(messages, self.plan.round_timeout))
-
     def _evaluations_in(self, replies: Iterable[Message]) -> dict[int, Evaluation]:
         return self.evaluations.read(self.current.exchange, replies, self.record.evaluation_metrics)
 
@@ -342,8 +319,8 @@ class PersonalizedStrategy(Method, Strategy):
     ) -> dict[int, Evaluation]:
         """Evaluate clients after distilling what the last round has taught, too.
 
-        This training is no part of the run: its steps do not count, and clients keep nothing of it.
-        A client that withholds its results is asked too, since it exports the better model.
+        Its steps do not count, and clients keep nothing of it. A client that withholds its results
+        is asked too, since it exports the better model.
         """
         # What several clients received before the training is older.
         self.current.shared.clear()
@@ -388,5 +365,5 @@ class PersonalizedStrategy(Method, Strategy):
             **self.current.columns(self.record.train_metrics),
             "absent": self.plan.num_clients - len(self.members.reachable(self.current.grid)),
             **results.columns,
-            **self.current.seconds_by_phase(),
+            **{f"seconds_{phase}": round(s, 4) for phase, s in self.current.seconds.items()},
         }

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import padded
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.replies import Arrays
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
+from strategies.core.state import padded
 from strategies.method import Results
 from strategies.parameters import (
     AVERAGES,
@@ -25,15 +25,10 @@ from strategies.parameters import (
 
 
 class ClusterSettings(Settings):
-    """Settings of methods with several global models.
-
-    Attributes
-    ----------
-    clusters : int
-        c, the number of global models (centers).
-    """
+    """Settings of methods with several global models."""
 
     clusters: Annotated[int, SearchRange(2, 6)] = Field(default=3, ge=1)
+    """c, the number of global models (centers)."""
 
 
 def moved_centers(
@@ -43,10 +38,9 @@ def moved_centers(
     weights: NDArray[np.float64],
     average: Callable[[Sequence[Model], NDArray[np.float64]], Model] = mean_model,
 ) -> Model:
-    """Move each center to the mean of its members; a center without members does not move.
+    """Move each center (c, length) to the mean of its members; without members it stays.
 
-    Centers are (c, length) by kind, and so is the result. R models have labels (R,), the center of
-    each, and positive weights (R,), with which `average` averages them.
+    R models have labels (R,), the center of each, and weights (R,).
     """
     moved = {kind: rows.copy() for kind, rows in centers.items()}
     for center in np.unique(labels):
@@ -59,25 +53,16 @@ def moved_centers(
 
 @dataclass(frozen=True)
 class ClusterState(ParameterState):
-    """Several global models, and which clients have which.
-
-    Attributes
-    ----------
-    centers : dict of str to ndarray
-        The global models by kind, shape (c, length).
-    labels : ndarray
-        Shape (N,), the center assigned to each client's last model; -1 before the first.
-    """
+    """Several global models, and which clients have which."""
 
     centers: Model
+    """The global models by kind, shape (c, length)."""
     labels: NDArray[np.int64]
+    """Shape (N,), the center assigned to each client's last model; -1 before the first."""
 
     @cached_property
     def models(self) -> list[Model]:
-        """The global models one by one, the same arrays for every client that receives one.
-
-        Traffic counts them once.
-        """
+        """The global models one by one, the same arrays for each client, so traffic counts once."""
         numbers = range(len(next(iter(self.centers.values()))))
         return [{kind: rows[k] for kind, rows in self.centers.items()} for k in numbers]
 
@@ -114,10 +99,7 @@ class ClusteredStrategy(ParameterStrategy):
     def moved(
         self, centers: Model, models: dict[int, Model], assigned: NDArray[np.int64]
     ) -> ClusterState:
-        """Return the state after each center (c, length) has moved to the mean of its members.
-
-        R models by partition-id; `assigned` (R,) is the center of each.
-        """
+        """Return the state after each center has moved to the mean of its members."""
         own, average = list(models.values()), AVERAGES[self.plan.mixing]
         centers = moved_centers(centers, own, assigned, self.weights_of(models), average)
         return replace(self.state, centers=centers, labels=self.labels_with(models, assigned))

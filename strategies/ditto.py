@@ -23,24 +23,19 @@ from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
 class DittoSettings(Settings):
-    """Settings of Ditto.
-
-    Attributes
-    ----------
-    personalization_weight : float
-        lambda, the weight of the squared distance between personal and global model; 0 trains
-        the personal models independently.
-    """
+    """Settings of Ditto."""
 
     table = "ditto"
     personalization_weight: Annotated[float, SearchRange(0.03, 3.0, log=True)] = Field(
         default=1.0, ge=0
     )
+    """lambda, the weight of the squared distance between personal and global model; 0 trains the
+    personal models independently."""
 
 
 class Ditto(ParameterStrategy):

@@ -31,19 +31,13 @@ Aggregation = Literal["entropy-reduction", "simple"]
 
 
 class DSFLSettings(DistillationSettings):
-    """Settings of DS-FL.
-
-    Attributes
-    ----------
-    aggregation : str
-        ``entropy-reduction`` sharpens the mean prediction (ERA); ``simple`` keeps it (SA).
-    era_temperature : float
-        T of the sharpening; a smaller T gives a sharper mean.
-    """
+    """Settings of DS-FL."""
 
     table = "ds-fl"
     aggregation: Annotated[Aggregation, ANY_ON_NODES] = "entropy-reduction"
+    """``entropy-reduction`` sharpens the mean prediction (ERA); ``simple`` keeps it (SA)."""
     era_temperature: Annotated[float, ANY_ON_NODES] = Field(default=0.1, gt=0)
+    """T of the sharpening; a smaller T gives a sharper mean."""
 
 
 AGGREGATIONS: dict[str, Callable[[NDArray[Any], float], NDArray[Any]]] = {

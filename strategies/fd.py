@@ -22,27 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import padded
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.probabilities import check_simplex
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
-from strategies.core.state import State
+from strategies.core.settings_groups import SearchRange
+from strategies.core.state import State, padded
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, ClassMeanStrategy, stacked
 
 
 class FDSettings(Settings):
-    """Settings of FD.
-
-    Attributes
-    ----------
-    gamma : float
-        Weight of the cross-entropy to the mean prediction of the other clients; 0 is `local`.
-    """
+    """Settings of FD."""
 
     table = "fd"
     gamma: Annotated[float, SearchRange(0.03, 3.0, log=True)] = Field(default=0.1, ge=0)
+    """Weight of the cross-entropy to the mean prediction of the other clients; 0 is `local`."""
 
 
 def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:
@@ -60,15 +54,10 @@ def means_of_others(means: NDArray[Any], holds: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class FDState(State):
-    """What the clients learn from.
-
-    Attributes
-    ----------
-    targets : ndarray
-        Shape (N, K, K), targets of the next round; (0, K, K) before the first.
-    """
+    """What the clients learn from."""
 
     targets: NDArray[np.float32]
+    """Shape (N, K, K), targets of the next round; (0, K, K) before the first."""
 
 
 class FD(ClassMeanStrategy):

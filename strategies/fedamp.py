@@ -32,31 +32,23 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
-from strategies.library_mixtures import MixtureStrategy
-from strategies.parameters import Model, gram_matrix, squared_distances
+from strategies.core.settings_groups import SearchRange
+from strategies.parameters import MixtureStrategy, Model, gram_matrix, squared_distances
 
 
 class FedAMPSettings(Settings):
-    """Settings of FedAMP.
-
-    Attributes
-    ----------
-    attention_step : float
-        a, the server's step size; ``a / sigma`` is the weight of another client with an identical
-        model.
-    sigma : float
-        Squared distance between models at which that weight has fallen to 1/e.
-    regularization_weight : float
-        lambda of the proximal term ``lambda / (2 a) ||w_i - u_i||²`` on the clients.
-    """
+    """Settings of FedAMP."""
 
     table = "fedamp"
     attention_step: Annotated[float, SearchRange(0.01, 10.0, log=True)] = Field(default=0.05, gt=0)
+    """a, the server's step size; ``a / sigma`` is the weight of another client with an identical
+    model."""
     sigma: Annotated[float, SearchRange(0.3, 300.0, log=True)] = Field(default=1.0, gt=0)
+    """Squared distance between models at which that weight has fallen to 1/e."""
     regularization_weight: Annotated[float, SearchRange(0.001, 3.0, log=True)] = Field(
         default=0.01, ge=0
     )
+    """lambda of the proximal term ``lambda / (2 a) ||w_i - u_i||²`` on the clients."""
 
 
 def attention_weights(

@@ -38,36 +38,27 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.replies import Metric
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import SharedModelSettings, SharedModelStrategy
 
 
 class FedAPENSettings(SharedModelSettings):
-    """Settings of FedAPEN.
-
-    Attributes
-    ----------
-    private_weight : float
-        lambda before it is learned, the weight of the private model in the ensemble.
-    ensemble_weight : float
-        mu, the weight of the ensemble's loss in the training of both models.
-    adaptability_share : float
-        Share of the training samples on which lambda is learned and no model is trained; 0 leaves
-        lambda as it is.
-    adaptability_epochs : int
-        Passes over these samples in each round.
-    adaptability_rate : float
-        Step size of lambda.
-    """
+    """Settings of FedAPEN."""
 
     table = "fedapen"
     private_weight: Annotated[float, SearchRange(0.1, 0.9)] = Field(default=0.5, ge=0, le=1)
+    """lambda before it is learned, the weight of the private model in the ensemble."""
     ensemble_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
+    """mu, the weight of the ensemble's loss in the training of both models."""
     adaptability_share: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the training samples on which lambda is learned and no model is trained; 0 leaves
+    lambda as it is."""
     adaptability_epochs: int = Field(default=10, ge=1)
+    """Passes over these samples in each round."""
     adaptability_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(
         default=0.001, gt=0
     )
+    """Step size of lambda."""
 
 
 class FedAPEN(SharedModelStrategy):

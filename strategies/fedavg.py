@@ -15,7 +15,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -36,16 +36,11 @@ class FedAvg(ParameterStrategy):
 
 
 class FineTuningSettings(Settings):
-    """Settings of FedAvg with local fine-tuning.
-
-    Attributes
-    ----------
-    epochs : int
-        Epochs of fine-tuning on the client's training data before it is evaluated.
-    """
+    """Settings of FedAvg with local fine-tuning."""
 
     table = "fedavg-ft"
     epochs: Annotated[int, SearchRange(1, 20, log=True)] = Field(default=5, ge=1)
+    """Epochs of fine-tuning on the client's training data before it is evaluated."""
 
 
 class FedAvgFineTuned(FedAvg):

@@ -24,24 +24,18 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
 class FedBABUSettings(Settings):
-    """Settings of FedBABU.
-
-    Attributes
-    ----------
-    epochs : int
-        Epochs of fine-tuning on the client's training data before it is evaluated.
-    part : str
-        What is fine-tuned: the ``full`` model, the ``head`` or the ``body``.
-    """
+    """Settings of FedBABU."""
 
     table = "fedbabu"
     epochs: Annotated[int, SearchRange(1, 20, log=True)] = Field(default=5, ge=1)
+    """Epochs of fine-tuning on the client's training data before it is evaluated."""
     part: Literal["full", "head", "body"] = "full"
+    """What is fine-tuned: the ``full`` model, the ``head`` or the ``body``."""
 
 
 class FedBABU(ParameterStrategy):

@@ -16,11 +16,9 @@ Differences from the paper
 - A model without batch normalization is trained as in FedAvg.
 """
 
-from strategies.core.declarations import of_model
-from strategies.core.layer_choice import WITHOUT_BATCH_NORM, LayerChoice
+from strategies.core.declarations import WEIGHTS, WITHOUT_BATCH_NORM, LayerChoice, of_model
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.vector_kinds import WEIGHTS
 from strategies.parameters import ParameterStrategy
 
 

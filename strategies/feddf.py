@@ -34,32 +34,25 @@ from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.probabilities import softmax
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import SearchRange
 from strategies.core.state import named_arrays
 from strategies.kt_pfl import PAPER
 from strategies.parameters import Model, ParameterState, ParameterStrategy, expected_model
 
 
 class FedDFSettings(Settings):
-    """Settings of the distillation on the server.
-
-    Attributes
-    ----------
-    distillation_steps : int
-        Steps of Adam per round and architecture; 0 is FedAvg.
-    distillation_batch_size : int
-        Public samples per step of Adam on the server.
-    distillation_learning_rate : float
-        Step size of Adam on the server.
-    """
+    """Settings of the distillation on the server."""
 
     table = "feddf"
     distillation_steps: int = Field(default=500, ge=0)
+    """Steps of Adam per round and architecture; 0 is FedAvg."""
     distillation_batch_size: int = Field(default=128, ge=1)
+    """Public samples per step of Adam on the server."""
     distillation_learning_rate: Annotated[float, SearchRange(0.00003, 0.01, log=True)] = Field(
         default=0.001, gt=0
     )
+    """Step size of Adam on the server."""
 
 
 def ensemble_logits(
@@ -79,15 +72,10 @@ def ensemble_logits(
 
 @dataclass(frozen=True)
 class FedDFState(ParameterState):
-    """One global model per architecture; `model` is empty.
-
-    Attributes
-    ----------
-    models : dict of str to dict
-        The global models, by architecture.
-    """
+    """One global model per architecture; `model` is empty."""
 
     models: dict[str, Model]
+    """The global models, by architecture."""
 
 
 class FedDF(ParameterStrategy):
@@ -186,16 +174,11 @@ class FedDF(ParameterStrategy):
 
 
 class PFedDFSettings(FedDFSettings):
-    """Settings of FedDF with local fine-tuning.
-
-    Attributes
-    ----------
-    epochs : int
-        Epochs of fine-tuning on the client's training data before it is evaluated.
-    """
+    """Settings of FedDF with local fine-tuning."""
 
     table = "pfeddf"
     epochs: int = Field(default=5, ge=1)
+    """Epochs of fine-tuning on the client's training data before it is evaluated."""
 
 
 class PFedDF(FedDF):

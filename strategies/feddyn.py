@@ -24,43 +24,28 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from strategies.core.declarations import BUFFERS
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays
-from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import BUFFERS
-from strategies.parameters import (
-    AVERAGES,
-    Model,
-    ParameterState,
-    ParameterStrategy,
-)
+from strategies.core.settings_groups import SearchRange
+from strategies.parameters import AVERAGES, Model, ParameterState, ParameterStrategy
 
 
 class FedDynSettings(Settings):
-    """Settings of FedDyn.
-
-    Attributes
-    ----------
-    alpha : float
-        alpha of the quadratic term; a small alpha lets the server take long steps.
-    """
+    """Settings of FedDyn."""
 
     table = "feddyn"
     alpha: Annotated[float, SearchRange(0.003, 1.0, log=True)] = Field(default=0.1, gt=0)
+    """alpha of the quadratic term; a small alpha lets the server take long steps."""
 
 
 @dataclass(frozen=True)
 class FedDynState(ParameterState):
-    """The server's model, and its sum of the clients' drifts.
-
-    Attributes
-    ----------
-    drift : dict of str to ndarray
-        h, float32 vectors like those of the model, without buffers.
-    """
+    """The server's model, and its sum of the clients' drifts."""
 
     drift: Model
+    """h, float32 vectors like those of the model, without buffers."""
 
 
 class FedDyn(ParameterStrategy):

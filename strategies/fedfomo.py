@@ -31,14 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.declarations import Data, Sent, of_model
+from strategies.core.declarations import BUFFERS, WEIGHTS, Data, Sent, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import BUFFERS, WEIGHTS
+from strategies.core.settings_groups import SearchRange
 from strategies.method import Results
 from strategies.parameters import LibraryState, LibraryStrategy, Model, expected_model
 
@@ -47,38 +46,25 @@ GAINS_OF_OTHERS = "gains-of-others"
 
 
 class FedFomoSettings(Settings):
-    """Settings of FedFomo.
-
-    Attributes
-    ----------
-    models_sent : int
-        M, the number of models sent to a client; all of them if there are fewer.
-    exploration : float
-        epsilon in the first round: the share of these models that is drawn at random.
-    exploration_decay : float
-        Decrease of epsilon per round, down to 0.
-    """
+    """Settings of FedFomo."""
 
     table = "fedfomo"
     models_sent: Annotated[int, SearchRange(1, 10)] = Field(default=5, ge=1)
+    """M, the number of models sent to a client; all of them if there are fewer."""
     exploration: float = Field(default=0.3, ge=0, le=1)
+    """epsilon in the first round: the share of these models that is drawn at random."""
     exploration_decay: float = Field(default=0.05, ge=0, le=1)
+    """Decrease of epsilon per round, down to 0."""
 
 
 @dataclass(frozen=True)
 class ReceivedModels:
-    """What a client receives before it trains.
-
-    Attributes
-    ----------
-    others : sequence of dict
-        The last models of up to M other clients.
-    initial : dict of str to ndarray
-        The initial model; empty if the client has a model.
-    """
+    """What a client receives before it trains."""
 
     others: Sequence[Model]
+    """The last models of up to M other clients."""
     initial: Model = field(default_factory=dict)
+    """The initial model; empty if the client has a model."""
 
     def arrays(self) -> Arrays:
         """Return the models as named arrays: each vector of the others by position and kind."""
@@ -128,10 +114,9 @@ def weights_of(gains: NDArray[np.float64]) -> NDArray[np.float64]:
 def chosen_models(
     affinities: NDArray[np.float64], size: int, epsilon: float, generator: np.random.Generator
 ) -> NDArray[np.intp]:
-    """Return the positions of the models to send: the best ones, and some random ones.
+    """Return the positions of the models to send: the best, and with `epsilon` random ones.
 
-    By affinities (R,) of the receiving client to the candidates; all if there are no more than
-    `size`. With probability `epsilon` a model is drawn at random from the remaining ones.
+    By affinities (R,) of the receiving client to the candidates.
     """
     ranking = np.lexsort((generator.random(len(affinities)), -affinities))
     best = max(0, min(size, len(ranking)) - int((generator.random(size) < epsilon).sum()))
@@ -141,15 +126,10 @@ def chosen_models(
 
 @dataclass(frozen=True)
 class FedFomoState(LibraryState):
-    """The clients' last models, and how much each gained by the others.
-
-    Attributes
-    ----------
-    affinities : PairMatrix
-        Sums of gains, (N, N): receiver, giver.
-    """
+    """The clients' last models, and how much each gained by the others."""
 
     affinities: PairMatrix
+    """Sums of gains, (N, N): receiver, giver."""
 
 
 class FedFomo(LibraryStrategy):

@@ -37,8 +37,8 @@ from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterState, ParameterStrategy
 
 COUNTS, SHARES, GENERATOR = "class-counts", "class-shares", "generator/"
@@ -46,55 +46,37 @@ COUNTS, SHARES, GENERATOR = "class-counts", "class-shares", "generator/"
 
 
 class FedGenSettings(Settings):
-    """Settings of FedGen.
-
-    Attributes
-    ----------
-    weight : float
-        alpha, the weight of generated features in the clients' loss; 0 is FedAvg.
-    weight_decay_rate : float
-        Factor of the weight from round to round.
-    generated_batch_size : int
-        Generated features of a step, on the server and on clients.
-    diversity : float
-        eta, the weight of the diversity of generated features.
-    noise_size : int
-        Entries of the noise e.
-    hidden_size : int
-        Units of the generator's hidden layer.
-    server_steps : int
-        Steps of the server on the generator in a round.
-    server_learning_rate : float
-        Step size of the server.
-    """
+    """Settings of FedGen."""
 
     table = "fedgen"
     weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=10.0, ge=0)
+    """alpha, the weight of generated features in the clients' loss; 0 is FedAvg."""
     weight_decay_rate: float = Field(default=0.98, gt=0, le=1)
+    """Factor of the weight from round to round."""
     generated_batch_size: int = Field(default=32, ge=1)
+    """Generated features of a step, on the server and on clients."""
     diversity: float = Field(default=1.0, ge=0)
+    """eta, the weight of the diversity of generated features."""
     noise_size: int = Field(default=32, ge=1)
+    """Entries of the noise e."""
     hidden_size: int = Field(default=256, ge=1)
+    """Units of the generator's hidden layer."""
     server_steps: int = Field(default=50, ge=1)
+    """Steps of the server on the generator in a round."""
     server_learning_rate: Annotated[float, SearchRange(0.0001, 0.01, log=True)] = Field(
         default=0.0003, gt=0
     )
+    """Step size of the server."""
 
 
 @dataclass(frozen=True)
 class FedGenState(ParameterState):
-    """The global model, the generator, and the classes it was trained on.
-
-    Attributes
-    ----------
-    generator : dict of str to ndarray
-        ``hidden`` (h, e + K), ``hidden-bias`` (h,), ``output`` (d, h) and ``output-bias`` (d,).
-    shares : ndarray
-        Shape (K,), the share of each class in the clients of the last round; 0 before the first.
-    """
+    """The global model, the generator, and the classes it was trained on."""
 
     generator: dict[str, NDArray[np.float32]]
+    """``hidden`` (h, e + K), ``hidden-bias`` (h,), ``output`` (d, h) and ``output-bias`` (d,)."""
     shares: NDArray[np.float32]
+    """Shape (K,), the share of each class in the clients of the last round; 0 before the first."""
 
 
 def new_generator(

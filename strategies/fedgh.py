@@ -22,7 +22,7 @@ from strategies.core.method_record import Paper
 from strategies.core.probabilities import softmax
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.prototypes import (
     HEAD_BIAS,
     HEAD_WEIGHT,
@@ -34,21 +34,15 @@ from strategies.prototypes import (
 
 
 class FedGHSettings(FeatureSettings):
-    """Settings of FedGH.
-
-    Attributes
-    ----------
-    server_learning_rate : float
-        Step size of the server when it trains the shared head.
-    server_epochs : int
-        Passes of the server over the class means of a round's clients.
-    """
+    """Settings of FedGH."""
 
     table = "fedgh"
     server_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
         default=0.01, gt=0
     )
+    """Step size of the server when it trains the shared head."""
     server_epochs: int = Field(default=10, ge=1)
+    """Passes of the server over the class means of a round's clients."""
 
 
 def head_step(
@@ -58,10 +52,7 @@ def head_step(
     classes: NDArray[np.intp],
     rate: float,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Take one gradient step of a head on the mean cross-entropy of features and their classes.
-
-    Weight (K, d), bias (K,), features (M, d), classes (M,). Return the new weight and bias.
-    """
+    """Take one gradient step of a head on features (M, d) and their classes (M,)."""
     errors = softmax(features @ weight.T + bias)
     errors[np.arange(len(classes)), classes] -= 1
     errors /= len(classes)

@@ -36,6 +36,7 @@ Differences from the paper
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from logging import WARNING
 from typing import Annotated, Any, Literal
 
@@ -47,9 +48,8 @@ from strategies.core.declarations import Sent
 from strategies.core.flower import log
 from strategies.core.method_record import Paper
 from strategies.core.probabilities import check_simplex
-from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES
+from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.supernets import SearchSettings, SupernetStrategy
 
 PAPER = Paper(
@@ -75,30 +75,22 @@ EXCLUDED = -1.0
 
 
 class FedKMASettings(SearchSettings):
-    """Settings of FedKMA.
-
-    Attributes
-    ----------
-    similarity_weight : float
-        lambda of Eq. 12: 1 weights clients by the similarity of their predictions, 0 by their
-        loss.
-    as_printed : bool
-        Whether rows of M follow Eq. 11 as the paper prints it, which gives the least similar
-        clients the largest weights.
-    sharpness : float
-        beta of the weights ``exp(-beta * distance)``; 1 in the paper.
-    absent : str
-        How a class counts that another client lacks: ``uniform`` as a uniform prediction,
-        ``excluded`` not at all, ``farthest`` as the largest distance of a pair for that class.
-    """
+    """Settings of FedKMA."""
 
     table = "fedkma"
     similarity_weight: Annotated[float, ANY_ON_NODES] = Field(default=0.5, ge=0, le=1)
+    """lambda of Eq. 12: 1 weights clients by the similarity of their predictions, 0 by their
+    loss."""
     as_printed: Annotated[bool, ANY_ON_NODES] = False
+    """Whether rows of M follow Eq. 11 as the paper prints it, which gives the least similar clients
+    the largest weights."""
     sharpness: Annotated[float, SearchRange(0.3, 30.0, log=True), ANY_ON_NODES] = Field(
         default=1.0, gt=0
     )
+    """beta of the weights ``exp(-beta * distance)``; 1 in the paper."""
     absent: Annotated[Literal["uniform", "excluded", "farthest"], ANY_ON_NODES] = "uniform"
+    """How a class counts that another client lacks: ``uniform`` as a uniform prediction,
+    ``excluded`` not at all, ``farthest`` as the largest distance of a pair for that class."""
 
 
 def irrelevancy(
@@ -138,17 +130,7 @@ def irrelevancy(
 def with_absent(
     irrelevancies: NDArray[Any], class_flags: NDArray[Any], absent: str
 ) -> NDArray[np.float64]:
-    """Return H with what `FedKMASettings.absent` says for classes that givers lack.
-
-    Parameters
-    ----------
-    irrelevancies : ndarray
-        H, shape (N, N, K), where absent classes count as uniform predictions.
-    class_flags : ndarray
-        Shape (N, K), nonzero where a client holds a class.
-    absent : str
-        ``uniform``, ``excluded`` or ``farthest``.
-    """
+    """Return H (N, N, K) with what `absent` says for classes that givers lack by flags (N, K)."""
     of_absent = {
         "uniform": irrelevancies,
         "excluded": EXCLUDED,
@@ -247,10 +229,7 @@ class FedKMA(SupernetStrategy):
     def answered_rows(
         self, server_round: int, distances: Mapping[int, NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Send clients their rows of H, each (S, K), and collect their rows of M, shape (R, S).
-
-        A client that sends no row gets the uniform one.
-        """
+        """Send clients their rows of H, (S, K), and collect rows of M, (R, S), or uniform ones."""
         givers = len(next(iter(distances.values())))
         rows = self.round.ask(
             SHARE_KNOWLEDGE,
@@ -270,3 +249,15 @@ class FedKMA(SupernetStrategy):
             else:
                 log(WARNING, "Round %d: client %d gets the uniform row", server_round, n)
         return block
+
+
+class FedKMAUniform(SupernetStrategy):
+    """FedKMA without knowledge sharing: M uniform (the paper's ablation, manner 3)."""
+
+    record = SupernetStrategy.record.derived(paper=replace(PAPER, part="manner 3"))
+
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send equal mixtures as the same arrays, so that traffic counts them once."""
+        mixed = self.model_for(partition_id)
+        values = tuple(vector.tobytes() for vector in mixed.values())
+        return self.round.once(values, lambda: mixed)

@@ -38,26 +38,20 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterState, SharedModelSettings, SharedModelStrategy
 
 
 class FedMRLSettings(SharedModelSettings):
-    """Settings of FedMRL.
-
-    Attributes
-    ----------
-    shared_width : int
-        d1, the number of features of the shared model, at most that of the narrowest model; 0 for
-        the largest possible.
-    coarse_weight : float
-        m, the weight of the shared head's loss; 0 leaves that head as it is,
-        apart from weight decay.
-    """
+    """Settings of FedMRL."""
 
     table = "fedmrl"
     shared_width: int = Field(default=0, ge=0)
+    """d1, the number of features of the shared model, at most that of the narrowest model; 0 for
+    the largest possible."""
     coarse_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
+    """m, the weight of the shared head's loss; 0 leaves that head as it is, apart from weight
+    decay."""
 
     def width(self, narrowest: int) -> int:
         """Return d1; `narrowest` is the smallest number of features of all models."""

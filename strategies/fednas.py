@@ -32,23 +32,16 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from strategies.core.declarations import ALPHAS, SUPERNET_SENT
 from strategies.core.method_record import Paper
-from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import ALPHAS, SUPERNET_SENT
+from strategies.core.settings_groups import SearchRange
 from strategies.method import Results
 from strategies.parameters import ParameterStrategy
 from strategies.supernets import SearchSettings
 
 
 class FedNASSettings(SearchSettings):
-    """Settings of the search by MiLeNAS, with the defaults of the released code.
-
-    Attributes
-    ----------
-    training_weight : float
-        lambda, the weight of the training loss beside the held-out loss in the steps on alpha; 0 is
-        first-order DARTS.
-    """
+    """Settings of the search by MiLeNAS, with the defaults of the released code."""
 
     table = "fednas"
     alpha_optimizer: Literal["sgd", "adam"] = "adam"
@@ -58,6 +51,8 @@ class FedNASSettings(SearchSettings):
     alpha_weight_decay: float = Field(default=1e-3, ge=0)
     alpha_share: float = Field(default=0.5, ge=0, lt=1)
     training_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
+    """lambda, the weight of the training loss beside the held-out loss in the steps on alpha; 0 is
+    first-order DARTS."""
 
 
 class FedNAS(ParameterStrategy):

@@ -21,24 +21,18 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
 class FedNTDSettings(Settings):
-    """Settings of FedNTD.
-
-    Attributes
-    ----------
-    beta : float
-        Weight of the distillation; 0 is FedAvg.
-    temperature : float
-        tau of both soft predictions.
-    """
+    """Settings of FedNTD."""
 
     table = "fedntd"
     beta: Annotated[float, SearchRange(0.1, 3.0, log=True)] = Field(default=1.0, ge=0)
+    """Weight of the distillation; 0 is FedAvg."""
     temperature: Annotated[float, SearchRange(1.0, 5.0, log=True)] = Field(default=1.0, gt=0)
+    """tau of both soft predictions."""
 
 
 class FedNTD(ParameterStrategy):

@@ -20,17 +20,12 @@ from strategies.parameters import ParameterStrategy
 
 
 class FedPerSettings(Settings):
-    """Settings of FedPer.
-
-    Attributes
-    ----------
-    personal_layers : int
-        K_P, the number of layers that stay on the client, counted from the output. If it covers
-        the whole model, nothing is shared and the method is `local`.
-    """
+    """Settings of FedPer."""
 
     table = "fedper"
     personal_layers: int = Field(default=1, ge=1)
+    """K_P, the number of layers that stay on the client, counted from the output. If it covers the
+    whole model, nothing is shared and the method is `local`."""
 
 
 class FedPer(ParameterStrategy):

@@ -29,7 +29,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.core.state import State
 from strategies.prototypes import ClassMeanStrategy, FeatureSettings, mean_by_class, stacked
 
@@ -38,19 +38,13 @@ PROTOTYPES, PROTOTYPE_FLAGS = "prototypes", "prototype-flags"
 
 
 class PrototypeSettings(FeatureSettings):
-    """Settings of methods that regularize features towards global prototypes.
-
-    Attributes
-    ----------
-    prototype_weight : float
-        lambda, the weight of the squared distance to the prototype, averaged over the d features; 0
-        is local training.
-    predict : str
-        ``prototype`` predicts the class of the nearest prototype, ``head`` uses the model's head.
-    """
+    """Settings of methods that regularize features towards global prototypes."""
 
     prototype_weight: Annotated[float, SearchRange(0.1, 30.0, log=True)] = Field(default=1.0, ge=0)
+    """lambda, the weight of the squared distance to the prototype, averaged over the d features; 0
+    is local training."""
     predict: Literal["prototype", "head"] = "prototype"
+    """``prototype`` predicts the class of the nearest prototype, ``head`` uses the model's head."""
 
 
 class FedProtoSettings(PrototypeSettings):
@@ -61,15 +55,10 @@ class FedProtoSettings(PrototypeSettings):
 
 @dataclass(frozen=True)
 class PrototypeState(State):
-    """The global prototypes.
-
-    Attributes
-    ----------
-    prototypes : dict of str to ndarray
-        The prototypes (K, d) and their flags (K,), by the names of messages.
-    """
+    """The global prototypes."""
 
     prototypes: dict[str, NDArray[np.float32]]
+    """The prototypes (K, d) and their flags (K,), by the names of messages."""
 
 
 def no_prototypes(num_classes: int, width: int) -> dict[str, NDArray[np.float32]]:

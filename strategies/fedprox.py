@@ -19,21 +19,16 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
 class FedProxSettings(Settings):
-    """Settings of FedProx.
-
-    Attributes
-    ----------
-    mu : float
-        Weight of the proximal term; 0 is FedAvg.
-    """
+    """Settings of FedProx."""
 
     table = "fedprox"
     mu: Annotated[float, SearchRange(0.001, 1.0, log=True)] = Field(default=0.01, ge=0)
+    """Weight of the proximal term; 0 is FedAvg."""
 
 
 class FedProx(ParameterStrategy):

@@ -21,21 +21,16 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
 class FedRepSettings(Settings):
-    """Settings of FedRep.
-
-    Attributes
-    ----------
-    head_epochs : int
-        Epochs of training the head in each round, before the body is trained.
-    """
+    """Settings of FedRep."""
 
     table = "fedrep"
     head_epochs: Annotated[int, SearchRange(1, 10, log=True)] = Field(default=10, ge=1)
+    """Epochs of training the head in each round, before the body is trained."""
 
 
 class FedRep(ParameterStrategy):

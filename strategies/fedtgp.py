@@ -29,8 +29,8 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
+from strategies.core.settings_groups import SearchRange
 from strategies.fedproto import (
     FedProto,
     PrototypeSettings,
@@ -42,24 +42,17 @@ from strategies.prototypes import mean_by_class, stacked
 
 
 class FedTGPSettings(PrototypeSettings):
-    """Settings of FedTGP.
-
-    Attributes
-    ----------
-    margin_threshold : float
-        tau, the upper limit of the margin between classes.
-    server_learning_rate : float
-        Step size of the server when it trains the prototypes.
-    server_epochs : int
-        S, the number of passes of the server over the prototypes of a round's clients.
-    """
+    """Settings of FedTGP."""
 
     table = "fedtgp"
     margin_threshold: float = Field(default=100.0, ge=0)
+    """tau, the upper limit of the margin between classes."""
     server_learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(
         default=0.01, gt=0
     )
+    """Step size of the server when it trains the prototypes."""
     server_epochs: int = Field(default=100, ge=1)
+    """S, the number of passes of the server over the prototypes of a round's clients."""
 
 
 def adaptive_margin(means: NDArray[Any], counts: NDArray[Any], threshold: float) -> float:
@@ -78,16 +71,11 @@ def adaptive_margin(means: NDArray[Any], counts: NDArray[Any], threshold: float)
 
 @dataclass(frozen=True)
 class FedTGPState(PrototypeState):
-    """The global prototypes, and what generates them.
-
-    Attributes
-    ----------
-    generator : dict of str to ndarray
-        Parameters of the network that generates the prototypes: ``vectors`` (K, d), ``hidden``
-        (d, d), ``hidden-bias`` (d,), ``output`` (d, d) and ``output-bias`` (d,).
-    """
+    """The global prototypes, and what generates them."""
 
     generator: dict[str, NDArray[np.float32]]
+    """Parameters of the network that generates the prototypes: ``vectors`` (K, d), ``hidden`` (d,
+    d), ``hidden-bias`` (d,), ``output`` (d, d) and ``output-bias`` (d,)."""
 
 
 def new_generator(

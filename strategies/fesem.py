@@ -29,12 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
+from strategies.core.declarations import WEIGHTS
 from strategies.core.flower import log
 from strategies.core.method_record import Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Reply
-from strategies.core.vector_kinds import WEIGHTS
 from strategies.parameters import Model, stacked
 
 
@@ -47,10 +47,7 @@ class FeSEMSettings(ClusterSettings):
 def nearest_centers(
     models: Sequence[NDArray[np.float32]], centers: NDArray[np.float32]
 ) -> NDArray[np.int64]:
-    """Return the center nearest to each of R models in squared L2 distance, (R,) (the E-step).
-
-    Models (d,), centers (c, d).
-    """
+    """Return the center (c, d) nearest to each of R models (d,) in L2 distance (the E-step)."""
     # One pair at a time: all differences together would need the memory of R times c models.
     distances = [[np.square(model - center).sum() for center in centers] for model in models]
     return np.argmin(distances, axis=1)

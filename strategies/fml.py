@@ -22,24 +22,18 @@ from typing import Annotated
 from pydantic import Field
 
 from strategies.core.method_record import Paper
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import SharedModelSettings, SharedModelStrategy
 
 
 class FMLSettings(SharedModelSettings):
-    """Settings of FML.
-
-    Attributes
-    ----------
-    alpha : float
-        Weight of the labels in the loss of the private model; 1 is `local`.
-    beta : float
-        Weight of the labels in the loss of the shared model; 1 is FedAvg.
-    """
+    """Settings of FML."""
 
     table = "fml"
     alpha: Annotated[float, SearchRange(0.1, 0.9)] = Field(default=0.5, ge=0, le=1)
+    """Weight of the labels in the loss of the private model; 1 is `local`."""
     beta: float = Field(default=0.5, ge=0, le=1)
+    """Weight of the labels in the loss of the shared model; 1 is FedAvg."""
 
 
 class FML(SharedModelStrategy):

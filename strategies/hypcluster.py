@@ -16,11 +16,10 @@ Differences from the paper
 import numpy as np
 
 from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
-from strategies.core.declarations import Sent
+from strategies.core.declarations import BUFFERS, WEIGHTS, Sent
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.server_models import ServerModels
-from strategies.core.vector_kinds import BUFFERS, WEIGHTS
 from strategies.parameters import Model, stacked
 
 CLUSTER = "cluster"

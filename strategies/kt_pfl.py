@@ -24,10 +24,10 @@ Differences from the paper
 - With client sampling a teacher is mixed from the repliers only, with the client's row renormalized
   over them. Coefficients of absent clients do not change.
 - The released implementation is not followed elsewhere. It fits c by squared error through
-  ``softmax(5 w)``, which stays nearer to uniform. It has T = 10 and twice the rounds for KT-pFL, and
-  T = 1 for the other methods. It averages the divergence over classes too. It has warm-up epochs,
-  private batches of 16, 5,000 public samples and steps of 0.02. It does not scale public images,
-  which ``public-scaling = "raw"`` does not either. Its accuracy is a mean over batches of 8.
+  ``softmax(5 w)``, which stays nearer to uniform. It has T = 10 and twice the rounds for KT-pFL,
+  and T = 1 for the other methods. It averages the divergence over classes too. It has warm-up
+  epochs, private batches of 16, 5,000 public samples and steps of 0.02. It leaves public images at
+  0 to 255, as ``public-scaling = "raw"`` does. Its accuracy is a mean over batches of 8.
 - The paper has no new clients. Here a new client trains and predicts, takes the step of Eq. 7 on
   its own row with the teachers of the training clients, and distills its mixture.
 """
@@ -40,13 +40,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import with_means
 from strategies.core.method_record import Paper
 from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES, OnNodes
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
+from strategies.core.state import with_means
 from strategies.method import Results
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
@@ -72,54 +71,40 @@ class TeacherSettings(DistillationSettings):
     nine times as large as without T², does not diverge. The values of the paper's B.2 (T = 10
     without T², one epoch at 0.01 in batches of 256) hardly move the weights; the presets of the
     paper use them.
-
-    Attributes
-    ----------
-    temperature : float
-        T of the soft predictions.
-    distillation_learning_rate : float
-        Step size of the distillation; it follows `learning_rate_schedule`.
     """
 
     table = "kt-pfl"
     temperature: Annotated[float, SearchRange(1.0, 10.0, log=True), OnNodes(0.1, 100)] = Field(
         default=3.0, gt=0
     )
+    """T of the soft predictions."""
     distillation_learning_rate: Annotated[
         float, SearchRange(0.005, 0.3, log=True), OnNodes(0, 1)
     ] = Field(default=0.02, gt=0)
+    """Step size of the distillation; it follows `learning_rate_schedule`."""
 
 
 class KTpFLSettings(TeacherSettings):
-    """Settings of KT-pFL.
-
-    Attributes
-    ----------
-    knowledge_weight : float
-        lambda of Eq. 4, the weight of the knowledge term in the update of c.
-    rho : float
-        rho of Eq. 4, the weight of the penalty that pulls c towards 1/N.
-    coefficient_learning_rate : float
-        eta_3 of Eq. 7, the step size on c. The knowledge term of a client also has its share of
-        the data as a factor, about 1/N.
-    coefficient_batch_size : int
-        Size of the mini-batch xi_r of Eq. 7: the gradients of so many public samples add up to a
-        step on c.
-    step_coefficients : str
-        When c is stepped: before-mixing as in the released implementation, or after-mixing as in
-        the paper, where teachers are mixed by the c of the previous round.
-    """
+    """Settings of KT-pFL."""
 
     table = "kt-pfl"
     knowledge_weight: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0)
+    """lambda of Eq. 4, the weight of the knowledge term in the update of c."""
     rho: Annotated[float, ANY_ON_NODES] = Field(default=0.6, ge=0)
+    """rho of Eq. 4, the weight of the penalty that pulls c towards 1/N."""
     coefficient_learning_rate: Annotated[float, SearchRange(0.003, 1.0, log=True), ANY_ON_NODES] = (
         Field(default=0.01, ge=0)
     )
+    """eta_3 of Eq. 7, the step size on c. The knowledge term of a client also has its share of the
+    data as a factor, about 1/N."""
     coefficient_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=64, ge=1)
+    """Size of the mini-batch xi_r of Eq. 7: the gradients of so many public samples add up to a
+    step on c."""
     step_coefficients: Annotated[Literal["before-mixing", "after-mixing"], ANY_ON_NODES] = (
         "before-mixing"
     )
+    """When c is stepped: before-mixing as in the released implementation, or after-mixing as in the
+    paper, where teachers are mixed by the c of the previous round."""
 
 
 def knowledge_gradient(
@@ -212,14 +197,10 @@ class TeacherState(SoftPredictionState):
 
     The last of the teachers, (M + 1, P, K), is that of all other clients; it is left out if there
     are none.
-
-    Attributes
-    ----------
-    coefficients : PairMatrix
-        c, (N, N), rows on the simplex; starts at 1/N.
     """
 
     coefficients: PairMatrix
+    """c, (N, N), rows on the simplex; starts at 1/N."""
 
 
 class PersonalTeacherStrategy(SoftPredictionStrategy):
@@ -229,9 +210,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     """
 
     record = SoftPredictionStrategy.record.derived(
-        settings_type=TeacherSettings,
-        evaluates=("distilled",),
-        train_metrics=DISTILLATION_METRICS,
+        settings_type=TeacherSettings, evaluates=("distilled",), train_metrics=DISTILLATION_METRICS
     )
     settings: TeacherSettings
     teachers_are_personal = True
@@ -276,11 +255,11 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         return updated
 
     def with_new_clients(self, step: int, replies: dict[int, Reply]) -> TeacherState:
-        """Update each new client's row, and mix its teacher.
+        """Update each new client's row, and mix its teacher; other rows do not change.
 
         The server stores the teachers of the training clients, not their predictions. These
         teachers are mixed with the new client's predictions, without those of clients whose sizes
-        are unknown, in a run that an earlier version began. Rows of training clients do not change.
+        are unknown.
         """
         before = self.state.coefficients
         coefficients = before.with_members(replies)
@@ -334,10 +313,7 @@ class KTpFL(PersonalTeacherStrategy):
     """KT-pFL on soft predictions with learned coefficients (Algorithm 1)."""
 
     record = PersonalTeacherStrategy.record.derived(
-        paper=PAPER,
-        settings_type=KTpFLSettings,
-        dp_sgd=True,
-        takes_estimators=True,
+        paper=PAPER, settings_type=KTpFLSettings, dp_sgd=True, takes_estimators=True
     )
     settings: KTpFLSettings
 

@@ -35,40 +35,26 @@ from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.probabilities import normalized_rows
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.kt_pfl import PAPER, projected_step
 from strategies.method import Results
-from strategies.parameters import (
-    Model,
-    ParameterState,
-    ParameterStrategy,
-    gram_matrix,
-    stacked,
-)
+from strategies.parameters import Model, ParameterState, ParameterStrategy, gram_matrix, stacked
 
 
 class KTpFLParamsSettings(Settings):
-    """Settings of KT-pFL on parameters, with the defaults of the paper's B.2.
-
-    Attributes
-    ----------
-    knowledge_weight : float
-        lambda of Eq. 11, the weight of the knowledge term in the update of c.
-    rho : float
-        rho, the weight of the penalty that pulls c towards 1/N.
-    coefficient_learning_rate : float
-        eta_3, the step size on c; 0 keeps c at 1/N.
-    transfer_step : float
-        tau, how far a client's model moves towards the mixed model; 1 replaces it.
-    """
+    """Settings of KT-pFL on parameters, with the defaults of the paper's B.2."""
 
     table = "kt-pfl-params"
     knowledge_weight: float = Field(default=1.0, ge=0)
+    """lambda of Eq. 11, the weight of the knowledge term in the update of c."""
     rho: float = Field(default=0.6, ge=0)
+    """rho, the weight of the penalty that pulls c towards 1/N."""
     coefficient_learning_rate: Annotated[float, SearchRange(0.0005, 0.05, log=True)] = Field(
         default=0.005, ge=0
     )
+    """eta_3, the step size on c; 0 keeps c at 1/N."""
     transfer_step: float = Field(default=1.0, ge=0, le=1)
+    """tau, how far a client's model moves towards the mixed model; 1 replaces it."""
 
 
 def distance_gradient(
@@ -83,21 +69,14 @@ def distance_gradient(
 
 @dataclass(frozen=True)
 class KTpFLParamsState(ParameterState):
-    """The initial model, the coefficients, and the models that they mix.
-
-    Attributes
-    ----------
-    coefficients : PairMatrix
-        c, (N, N), rows on the simplex; starts at 1/N.
-    repliers : ndarray
-        Shape (R,), repliers of the last round; empty before the first.
-    models : dict of str to ndarray
-        Models of these clients by kind, each (R, length).
-    """
+    """The initial model, the coefficients, and the models that they mix."""
 
     coefficients: PairMatrix
+    """c, (N, N), rows on the simplex; starts at 1/N."""
     repliers: NDArray[np.int64]
+    """Shape (R,), repliers of the last round; empty before the first."""
     models: Model
+    """Models of these clients by kind, each (R, length)."""
 
 
 class KTpFLParams(ParameterStrategy):

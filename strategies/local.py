@@ -10,8 +10,5 @@ class Local(PersonalizedStrategy):
     """Clients train on their own data and are evaluated; no array crosses the network."""
 
     record = PersonalizedStrategy.record.derived(
-        paper=None,
-        exchanged="nothing",
-        dp_sgd=True,
-        takes_estimators=True,
+        paper=None, exchanged="nothing", dp_sgd=True, takes_estimators=True
     )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.core.current_round import Round
-from strategies.core.layer_choice import LayerChoice
+from strategies.core.declarations import LayerChoice
 from strategies.core.method_record import MethodRecord, refuse_old_names
 from strategies.core.plan import PlanSettings, RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, ExpectedArray, Reply
@@ -26,48 +26,32 @@ from strategies.core.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What the run records of a method after a round.
-
-    Attributes
-    ----------
-    columns : mapping of str to float
-        Further columns of the round's row.
-    matrices : mapping of str to ndarray
-        Matrices by name, such as ``coefficients`` (N, N).
-    tables : mapping of str to list of dict
-        Rows for further tables of the run, each with ``round`` and ``partition_id``.
-    """
+    """What the run records of a method after a round."""
 
     columns: Mapping[str, float] = field(default_factory=dict)
+    """Further columns of the round's row."""
     matrices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Matrices by name, such as ``coefficients`` (N, N)."""
     tables: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Rows for further tables of the run, each with ``round`` and ``partition_id``."""
 
 
 class Method:
-    """A method with the defaults of all hooks, which exchange nothing.
-
-    Attributes
-    ----------
-    plan : RunPlan
-        Clients, rounds, sampling and seed.
-    settings : Settings
-        The method's own settings.
-    state : State or None
-        What survives a round; None before the first.
-    server_models : ServerModels or None
-        The models of the run, for methods that use models on the server.
-    round : Round
-        The round that is running: its clients, and further messages to them.
-    """
+    """A method with the defaults of all hooks, which exchange nothing."""
 
     record: ClassVar[MethodRecord] = MethodRecord()
     """What the method declares about itself; by default, what its base class declares."""
 
     plan: RunPlan
+    """Clients, rounds, sampling and seed."""
     settings: Settings
+    """The method's own settings."""
     state: State | None
+    """What survives a round; None before the first."""
     server_models: ServerModels | None
+    """The models of the run, for methods that use models on the server."""
     round: Round
+    """The round that is running: its clients, and further messages to them."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Give a class without a record that of its base class; refuse names of old versions."""

@@ -27,24 +27,18 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
 class MOONSettings(Settings):
-    """Settings of MOON.
-
-    Attributes
-    ----------
-    mu : float
-        Weight of the contrastive term; 0 is FedAvg.
-    temperature : float
-        tau of the contrastive term.
-    """
+    """Settings of MOON."""
 
     table = "moon"
     mu: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
+    """Weight of the contrastive term; 0 is FedAvg."""
     temperature: float = Field(default=0.5, gt=0)
+    """tau of the contrastive term."""
 
 
 class MOON(ParameterStrategy):

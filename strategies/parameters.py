@@ -5,25 +5,28 @@ A model is sent as flat vectors, one per kind: ``weights`` (d,), with batch norm
 vector belongs to which layer.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
+from strategies.core.declarations import BUFFERS, MODEL_SENT, SUPERNET_SENT
 from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.method_record import Need
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.mixing import MIXINGS, Mix, weighted_mean
+from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.core.state import State
-from strategies.core.vector_kinds import BUFFERS, MODEL_SENT, SUPERNET_SENT
+from strategies.method import Results
 
 Model = dict[str, NDArray[Any]]
 """A model in network format: float32 vectors by kind."""
@@ -36,16 +39,11 @@ STRETCH = 2**16
 
 
 class SharedModelSettings(Settings):
-    """Settings of methods whose clients train a shared model besides their own.
-
-    Attributes
-    ----------
-    shared_model : str
-        Architecture of the shared model, the same for all clients. Empty for that of the clients'
-        own models; ``mlp`` if these have several.
-    """
+    """Settings of methods whose clients train a shared model besides their own."""
 
     shared_model: Annotated[str, ANY_ON_NODES] = ""
+    """Architecture of the shared model, the same for all clients. Empty for that of the clients'
+    own models; ``mlp`` if these have several."""
 
     def resolved(self, models: Sequence[str]) -> Self:
         """Return the settings with an architecture for the shared model, of the clients' own."""
@@ -54,10 +52,7 @@ class SharedModelSettings(Settings):
 
 
 def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
-    """Average models one by one, without a second copy of all of them, in their data type.
-
-    The models have one architecture. Weights (R,) are not negative, and are scaled to sum 1.
-    """
+    """Average models one by one, without a second copy of all of them, by weights (R,)."""
     shares = weights / weights.sum()
     mean: Model = {}
     for model, share in zip(models, shares, strict=True):
@@ -68,11 +63,7 @@ def mean_model(models: Sequence[Model], weights: NDArray[np.float64]) -> Model:
 
 
 def mix_models(weights: NDArray[Any], models: Sequence[Model], mix: Mix = weighted_mean) -> Model:
-    """Mix S models into R, by default with one matrix product per kind.
-
-    Weights are (R, S), row = receiver, column = giver; `mix` is a rule of `strategies.core.mixing`.
-    Return the mixed vectors of each kind, (R, length).
-    """
+    """Mix S models into R by weights (R, S): row = receiver, column = giver."""
     return {kind: mix(weights, rows) for kind, rows in stacked(models).items()}
 
 
@@ -97,8 +88,8 @@ def stacked(models: Sequence[Arrays]) -> Model:
 def gram_matrix(models: Sequence[Model]) -> NDArray[np.float64]:
     """Return the inner products of R models' parameters after subtracting their mean, (R, R).
 
-    Distances between models do not depend on the origin. Subtracting the mean avoids cancellation,
-    because clients' models differ little. Buffers are ignored.
+    Distances do not depend on the origin, and without cancellation they are exact. Buffers are
+    ignored.
     """
     products = np.zeros((len(models), len(models)))
     for kind in models[0].keys() - {BUFFERS}:
@@ -119,8 +110,7 @@ def squared_distances(products: NDArray[np.float64]) -> NDArray[np.float64]:
 def step_towards(model: Model, mean: Model, rate: float) -> Model:
     """Return ``(1 - rate) model + rate mean``, which is exactly the mean at rate 1.
 
-    Buffers are those of the mean, since extrapolation could make a variance negative. The rate is
-    above 0.
+    Buffers are those of the mean, since extrapolation could make a variance negative.
     """
     if rate == 1:
         return mean
@@ -137,15 +127,10 @@ def num_parameters(model: Model) -> int:
 
 @dataclass(frozen=True)
 class ParameterState(State):
-    """The global model.
-
-    Attributes
-    ----------
-    model : dict of str to ndarray
-        The global model.
-    """
+    """The global model."""
 
     model: Model
+    """The global model."""
 
 
 class ParameterStrategy(PersonalizedStrategy):
@@ -191,10 +176,7 @@ class ParameterStrategy(PersonalizedStrategy):
         return replace(self.state, model=self.average(models))
 
     def sent_to(self, reply: Reply) -> Arrays:
-        """Return the arrays that a reply's arrays are updates of, by their names.
-
-        Their updates are clipped. Arrays of the reply without such an array are not.
-        """
+        """Return the arrays that a reply's arrays are updates of, and clipped; others are not."""
         return self.model_for(reply.partition_id)
 
     # ---- Tools for methods -----------------------------------------------------------
@@ -260,15 +242,10 @@ class SharedModelStrategy(ParameterStrategy):
 
 @dataclass(frozen=True)
 class LibraryState(ParameterState):
-    """The initial model, and the last model of every client.
-
-    Attributes
-    ----------
-    library : dict of int to dict
-        The last model of each client that has replied, by ascending partition-id.
-    """
+    """The initial model, and the last model of every client."""
 
     library: dict[int, Model]
+    """The last model of each client that has replied, by ascending partition-id."""
 
 
 class LibraryStrategy(ParameterStrategy):
@@ -302,3 +279,87 @@ class LibraryStrategy(ParameterStrategy):
 def expected_model(model: Mapping[str, NDArray[Any]]) -> dict[str, ExpectedArray]:
     """Return the specification of every vector of a model like this one."""
     return {kind: ExpectedArray(vector.shape, str(vector.dtype)) for kind, vector in model.items()}
+
+
+@dataclass(frozen=True)
+class MixtureState(LibraryState):
+    """The clients' last models, and how they are mixed."""
+
+    attention: PairMatrix
+    """Weights of the mixtures, (N, N), rows on the simplex; a client without a model on the server
+    has weight 1 on itself."""
+
+
+class MixtureStrategy(LibraryStrategy):
+    """Sends each client a mixture of all clients' last models.
+
+    A method overrides `weights_among`. In the first round, and until its first reply, a client
+    receives the initial model.
+    """
+
+    matrix_name: ClassVar[str]
+    """Name of the weights in the run directory."""
+
+    record = LibraryStrategy.record.derived(evaluates=("received",))
+    state: MixtureState
+
+    @abstractmethod
+    def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
+        """Return the weights of the mixtures among R clients' models, by partition-id.
+
+        Shape (R, R), rows on the simplex: receiver, giver.
+        """
+
+    def begin(self, initial: Arrays) -> MixtureState:
+        """Start with weight 1 of each client on itself."""
+        identity = PairMatrix.identity(self.plan.num_clients)
+        return MixtureState(dict(initial), library={}, attention=identity)
+
+    def with_more_clients(self) -> MixtureState:
+        """Give clients that join weight 1 on themselves."""
+        attention = self.state.attention.with_more_clients(self.plan.num_clients, diagonal=1)
+        return replace(self.state, attention=attention)
+
+    def aggregate_models(self, server_round: int, models: dict[int, Model]) -> MixtureState:
+        """Store the models and recompute the weights among all stored models."""
+        library = self.library_with(models)
+        attention = self.state.attention.with_members(library)
+        weights = self.weights_among(library)
+        return replace(
+            self.state, library=library, attention=attention.changed(library, library, weights)
+        )
+
+    def with_new_clients(self, step: int, replies: dict[int, Reply]) -> MixtureState:
+        """Compute each new client's weights on the last models of the training clients."""
+        new = self.models_in(replies)
+        attention = self.state.attention.with_members(new)
+        givers = self.state.library.keys() & self.round.trained
+        library = {n: model for n, model in self.state.library.items() if n in givers}
+        for n, model in new.items():
+            weights = self.weights_among({**library, n: model})
+            attention = attention.changed([n], [*library, n], weights[-1:])
+        return replace(self.state, library=self.library_with(new), attention=attention)
+
+    def model_for(self, partition_id: int) -> Model:
+        """Return the client's mixture, or the initial model before its first reply."""
+        library = self.state.library
+        if partition_id not in library:
+            return self.state.model
+        (weights,) = self.state.attention.at([partition_id], library)
+        return AVERAGES[self.plan.mixing](list(library.values()), weights)
+
+    def train_payload(self, server_round: int, partition_id: int) -> Arrays:
+        """Send the client its mixture, and the extra parts."""
+        return {**self.mixture_sent_to(partition_id), **self.extra_parts(partition_id)}
+
+    def sent_to(self, reply: Reply) -> Arrays:
+        """Return the mixture from which the client started."""
+        return self.mixture_sent_to(reply.partition_id)
+
+    def mixture_sent_to(self, partition_id: int) -> Arrays:
+        """Return the model that one client receives for training, computed once a round."""
+        return self.round.once(partition_id, lambda: self.model_for(partition_id))
+
+    def results(self) -> Results:
+        """Return the weights of the mixtures."""
+        return Results(matrices=self.state.attention.named(self.matrix_name))

@@ -27,30 +27,24 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
 class PerFedAvgSettings(Settings):
-    """Settings of Per-FedAvg.
-
-    Attributes
-    ----------
-    inner_learning_rate : float
-        a, the step size of the adaptation to a client's data, in training and before evaluation;
-        0 is FedAvg.
-    adaptation : str
-        Steps of the adaptation before an evaluation: one on a ``batch``, or those of an ``epoch``.
-    evaluate_on : str
-        ``adapted`` evaluates the model after the adaptation, ``global`` the model before it.
-    """
+    """Settings of Per-FedAvg."""
 
     table = "per-fedavg"
     inner_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
         default=0.01, ge=0
     )
+    """a, the step size of the adaptation to a client's data, in training and before evaluation; 0
+    is FedAvg."""
     adaptation: Literal["batch", "epoch"] = "batch"
+    """Steps of the adaptation before an evaluation: one on a ``batch``, or those of an
+    ``epoch``."""
     evaluate_on: Literal["adapted", "global"] = "adapted"
+    """``adapted`` evaluates the model after the adaptation, ``global`` the model before it."""
 
 
 class PerFedAvg(ParameterStrategy):

@@ -31,7 +31,6 @@ from pydantic import Field
 
 from strategies.core.declarations import Data
 from strategies.core.flower import log
-from strategies.core.growing import padded
 from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.mixing import Mix, weighted_mean
@@ -39,8 +38,8 @@ from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_
 from strategies.core.probabilities import normalized_rows
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES, OnNodes
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
+from strategies.core.state import padded
 from strategies.method import Results
 from strategies.soft_predictions import (
     SoftPredictionSettings,
@@ -56,28 +55,20 @@ LEAST_DISTANCE = 0.01
 
 
 class PerFedCKTSettings(SoftPredictionSettings):
-    """Settings of PerFed-CKT, with the defaults of the paper's Appendix E.
-
-    Attributes
-    ----------
-    clusters : int
-        c, the number of clusters of clients, each with one centroid of soft predictions.
-    regularization_weight : float
-        lambda of Eq. 1, the weight of the distance to the assigned centroid.
-    public_batch_size : int
-        b', the number of public samples per iteration.
-    weight_by_distance : bool
-        Whether a client's weight is lambda over its squared distance to its centroid (Theorem
-        4.2), or lambda for all clients.
-    """
+    """Settings of PerFed-CKT, with the defaults of the paper's Appendix E."""
 
     table = "perfed-ckt"
     clusters: Annotated[int, SearchRange(1, 5), ANY_ON_NODES] = Field(default=3, ge=1)
+    """c, the number of clusters of clients, each with one centroid of soft predictions."""
     regularization_weight: Annotated[float, SearchRange(0.3, 10.0, log=True), OnNodes(0, 100)] = (
         Field(default=2.0, ge=0)
     )
+    """lambda of Eq. 1, the weight of the distance to the assigned centroid."""
     public_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=128, ge=1)
+    """b', the number of public samples per iteration."""
     weight_by_distance: Annotated[bool, ANY_ON_NODES] = False
+    """Whether a client's weight is lambda over its squared distance to its centroid (Theorem 4.2),
+    or lambda for all clients."""
 
     def factor(self, distance: float) -> float:
         """Return what multiplies lambda at a client.
@@ -89,10 +80,7 @@ class PerFedCKTSettings(SoftPredictionSettings):
 
 
 def cluster_predictions(
-    predictions: NDArray[Any],
-    clusters: int,
-    seed: int,
-    mix: Mix = weighted_mean,
+    predictions: NDArray[Any], clusters: int, seed: int, mix: Mix = weighted_mean
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Cluster m clients by k-means on their flattened soft predictions (m, P, K).
 
@@ -120,15 +108,10 @@ def cluster_predictions(
 
 @dataclass(frozen=True)
 class CentroidState(SoftPredictionState):
-    """The centroids, (c, P, K), and which clients they come from.
-
-    Attributes
-    ----------
-    labels : ndarray
-        Shape (N,), the cluster of each client that replied in the last round, else -1.
-    """
+    """The centroids, (c, P, K), and which clients they come from."""
 
     labels: NDArray[np.int64]
+    """Shape (N,), the cluster of each client that replied in the last round, else -1."""
 
 
 class PerFedCKT(SoftPredictionStrategy):

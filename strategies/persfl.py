@@ -51,8 +51,7 @@ from strategies.core.replies import (
     Reply,
     TooFewRepliesError,
 )
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES, Numbers, OnNodes, all_numbers
+from strategies.core.settings_groups import ANY_ON_NODES, Numbers, OnNodes, SearchRange, all_numbers
 from strategies.core.state import unsaved
 from strategies.fedavg import FedAvg
 from strategies.method import Results
@@ -83,45 +82,34 @@ DIVERGED = -1
 
 
 class PersFLSettings(Settings):
-    """Settings of PersFL's second stage.
-
-    Attributes
-    ----------
-    imitation : tuple of float
-        Candidates for lambda, separated by commas, each in [0, 1].
-    temperatures : tuple of float
-        Candidates for T, separated by commas, each above 0.
-    distillation_epochs : int
-        Epochs of distillation for each pair (lambda, T) of the grid.
-    distillation_learning_rate : float
-        Step size of the distillation (stage 2).
-    validate_every : int
-        Validate every that many epochs of distillation and keep the best model; 0 validates after
-        the last epoch only.
-    teacher : str
-        ``optimal`` for the global model with the best validation loss on the client, or ``last``
-        for the final global model (the ablation of Table 4).
-    divergence : str
-        ``forward`` for KL(teacher || student), ``reverse`` for KL(student || teacher);
-        `PersFLGD` has cross-entropy in its place.
-    """
+    """Settings of PersFL's second stage."""
 
     table = "persfl"
     imitation: Annotated[
         Numbers, all_numbers(lambda share: 0 <= share <= 1, "in [0, 1]"), ANY_ON_NODES
     ] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """Candidates for lambda, separated by commas, each in [0, 1]."""
     temperatures: Annotated[Numbers, all_numbers(lambda t: t > 0, "above 0"), OnNodes(0.1, 100)] = (
         1.0,
         5.0,
         25.0,
     )
+    """Candidates for T, separated by commas, each above 0."""
     distillation_epochs: Annotated[int, OnNodes(1, 100)] = Field(default=10, ge=1)
+    """Epochs of distillation for each pair (lambda, T) of the grid."""
     distillation_learning_rate: Annotated[
         float, SearchRange(0.003, 0.3, log=True), OnNodes(0, 1)
     ] = Field(default=0.01, gt=0)
+    """Step size of the distillation (stage 2)."""
     validate_every: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    """Validate every that many epochs of distillation and keep the best model; 0 validates after
+    the last epoch only."""
     teacher: Annotated[Literal["optimal", "last"], ANY_ON_NODES] = "optimal"
+    """``optimal`` for the global model with the best validation loss on the client, or ``last`` for
+    the final global model (the ablation of Table 4)."""
     divergence: Annotated[Literal["forward", "reverse"], ANY_ON_NODES] = "forward"
+    """``forward`` for KL(teacher || student), ``reverse`` for KL(student || teacher); `PersFLGD`
+    has cross-entropy in its place."""
 
     def stretches(self) -> list[int]:
         """Return the numbers of epochs of stage 2 between validations."""
@@ -139,12 +127,7 @@ class PersFLSettings(Settings):
 
 
 def check_pairs(reply: Reply, client: ClientInfo) -> None:
-    """Refuse impossible counts of correct predictions.
-
-    The reply's array `PAIRS`, (pairs, 2), has those on validation and test data, or `DIVERGED` for
-    both; a client that withholds its counts has none. Raises `InvalidReplyError` if a count is
-    below 0 or above the size of the client's split.
-    """
+    """Refuse impossible counts of correct predictions in `PAIRS`, (pairs, 2)."""
     if PAIRS not in reply.arrays:
         return
     counts = reply.arrays[PAIRS]
@@ -160,10 +143,7 @@ def check_pairs(reply: Reply, client: ClientInfo) -> None:
 def pair_rows(
     grid: Sequence[tuple[float, float]], counts: NDArray[np.int32], client: ClientInfo
 ) -> list[dict[str, Any]]:
-    """Return one row per pair (lambda, T) of a client, with accuracies None if the pair diverged.
-
-    Counts (pairs, 2) are those of `check_pairs`.
-    """
+    """Return one row per pair (lambda, T) of a client, with accuracies None if it diverged."""
     rows = []
     for (imitation, temperature), (validated, tested) in zip(grid, counts.tolist(), strict=True):
         diverged = validated == DIVERGED
@@ -181,16 +161,11 @@ def pair_rows(
 
 @dataclass(frozen=True)
 class PersFLState(ParameterState):
-    """The global model, and what stage 2 brought.
-
-    Attributes
-    ----------
-    pairs : sequence of dict
-        Rows of the run's table ``pairs``: accuracy of every pair and client on validation data,
-        which determines the choice, and on test data, which does not. They are not saved.
-    """
+    """The global model, and what stage 2 brought."""
 
     pairs: Sequence[dict[str, Any]] = unsaved()
+    """Rows of the run's table ``pairs``: accuracy of every pair and client on validation data,
+    which determines the choice, and on test data, which does not. They are not saved."""
 
 
 class PersFL(FedAvg):
@@ -222,11 +197,7 @@ class PersFL(FedAvg):
 
     @classmethod
     def spanning_setting(cls, plan: PlanSettings, settings: Settings) -> str:
-        """Return a setting that gives the last planned round a part in the results.
-
-        Only then does ``patience`` compare personalized models, and do clients that are not sampled
-        receive a candidate for their optimal teacher.
-        """
+        """Return a setting that gives the last planned round a part in the results."""
         if plan.patience:
             return "patience"
         picks_teacher = PersFLSettings.model_validate(settings).teacher == "optimal"
@@ -244,10 +215,7 @@ class PersFL(FedAvg):
         return replace(self.state, model=model, pairs=pairs)
 
     def rows_of_stage_2(self, server_round: int, model: Model) -> list[dict[str, Any]]:
-        """Let all clients distill from their teachers, and return the rows of ``pairs``.
-
-        Raises `TooFewRepliesError` if fewer than ``min-replies`` clients are personalized.
-        """
+        """Let all clients distill from their teachers, and return the rows of ``pairs``."""
         clients, grid = self.round.reachable, self.settings.grid()
         log(INFO, "Stage 2: %d pairs of lambda and T on each client", len(grid))
         personalized = self.personalized(clients, model)

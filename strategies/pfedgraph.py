@@ -34,32 +34,25 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from strategies.core.declarations import BUFFERS
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.probabilities import project_onto_simplex
-from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import BUFFERS
-from strategies.library_mixtures import MixtureStrategy
-from strategies.parameters import Model
+from strategies.core.settings_groups import SearchRange
+from strategies.parameters import MixtureStrategy, Model
 
 EQUAL = 0.9
 """Cosine from which updates count as equal."""
 
 
 class PFedGraphSettings(Settings):
-    """Settings of pFedGraph, with the defaults of the authors' code.
-
-    Attributes
-    ----------
-    size_weight : float
-        alpha, how strongly the graph follows the clients' sizes instead of their similarities.
-    similarity_weight : float
-        lambda of the cosine on the clients.
-    """
+    """Settings of pFedGraph, with the defaults of the authors' code."""
 
     table = "pfedgraph"
     size_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=0.8, gt=0)
+    """alpha, how strongly the graph follows the clients' sizes instead of their similarities."""
     similarity_weight: float = Field(default=0.01, ge=0)
+    """lambda of the cosine on the clients."""
 
 
 def graph_rows(

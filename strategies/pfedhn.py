@@ -30,81 +30,57 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import padded, with_means
+from strategies.core.declarations import WEIGHTS
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.search import SearchRange
-from strategies.core.state import named_arrays
-from strategies.core.vector_kinds import WEIGHTS
+from strategies.core.settings_groups import SearchRange
+from strategies.core.state import named_arrays, padded, with_means
 from strategies.parameters import Model, ParameterState, ParameterStrategy
 
 
 @dataclass(frozen=True)
 class Network:
-    """A hypernetwork, or a gradient or velocity of one.
-
-    Attributes
-    ----------
-    embeddings : ndarray
-        v, shape (N, e).
-    weights, biases : dict of int to ndarray
-        The layers below the head, from 0: shapes (h, inputs) and (h,).
-    head : ndarray
-        Shape (d, h).
-    head_bias : ndarray
-        Shape (d,).
-    """
+    """A hypernetwork, or a gradient or velocity of one."""
 
     embeddings: NDArray[np.float32]
+    """v, shape (N, e)."""
     weights: dict[int, NDArray[np.float32]]
     biases: dict[int, NDArray[np.float32]]
+    """The layers below the head, from 0: shapes (h, inputs) and (h,)."""
     head: NDArray[np.float32]
+    """Shape (d, h)."""
     head_bias: NDArray[np.float32]
+    """Shape (d,)."""
 
 
 @dataclass(frozen=True)
 class PFedHNState(ParameterState):
-    """The mean of the clients' models, and the hypernetwork.
-
-    Attributes
-    ----------
-    network, velocity : Network
-        The hypernetwork with the clients' embeddings, and its momentum. Both are updated in place:
-        the head alone has a hundred times the parameters of a client's model.
-    """
+    """The mean of the clients' models, and the hypernetwork."""
 
     network: Network
     velocity: Network
+    """The hypernetwork with the clients' embeddings, and its momentum. Both are updated in place:
+    the head alone has a hundred times the parameters of a client's model."""
 
 
 class PFedHNSettings(Settings):
-    """Settings of the hypernetwork.
-
-    Attributes
-    ----------
-    embedding_size : int
-        e, the length of a client's embedding; 0 for ``1 + N // 4`` as in the paper.
-    hidden_size : int
-        h, the number of units per hidden layer of the hypernetwork.
-    hidden_layers : int
-        Number of layers between the first layer and the heads of the hypernetwork.
-    learning_rate : float
-        Step size on the hypernetwork and the embeddings.
-    momentum : float
-        Momentum of the hypernetwork and the embeddings.
-    gradient_norm : float
-        Gradients of the hypernetwork are clipped to this norm, times the number of repliers.
-    """
+    """Settings of the hypernetwork."""
 
     table = "pfedhn"
     embedding_size: int = Field(default=0, ge=0)
+    """e, the length of a client's embedding; 0 for ``1 + N // 4`` as in the paper."""
     hidden_size: int = Field(default=100, ge=1)
+    """h, the number of units per hidden layer of the hypernetwork."""
     hidden_layers: int = Field(default=3, ge=0)
+    """Number of layers between the first layer and the heads of the hypernetwork."""
     learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(default=0.01, gt=0)
+    """Step size on the hypernetwork and the embeddings."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum of the hypernetwork and the embeddings."""
     gradient_norm: float = Field(default=50.0, gt=0)
+    """Gradients of the hypernetwork are clipped to this norm, times the number of repliers."""
 
 
 def new_network(

@@ -30,6 +30,8 @@ Differences from the paper
 - A new client learns from the last predictions of the server, and sends no labels.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Any
@@ -42,12 +44,10 @@ from strategies.core.declarations import Data, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.probabilities import softmax
-from strategies.core.randomized_response import label_frequencies
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.search import SearchRange
 from strategies.core.server_models import ServerModels
-from strategies.core.settings_groups import ANY_ON_NODES, OnNodes
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.soft_predictions import (
     DistillationSettings,
     SoftPredictionState,
@@ -55,44 +55,69 @@ from strategies.soft_predictions import (
     refuse_options,
 )
 
+UniformDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
+"""Returns uniform numbers in (0, 1) of a shape."""
+
+
+def keep_probability(epsilon: float, num_classes: int) -> float:
+    """Return beta, ``(e^epsilon - 1) / (e^epsilon - 1 + K)``, with which a label is kept."""
+    rest = math.exp(-epsilon)
+    return (1 - rest) / (1 - rest + num_classes * rest)
+
+
+def randomized(
+    labels: NDArray[Any], num_classes: int, epsilon: float, draw: UniformDraws
+) -> NDArray[np.uint16]:
+    """Return labels (A,) below K after randomized response, each with `epsilon`.
+
+    Draws that somebody else can repeat protect nothing.
+    """
+    kept, drawn = draw((2, len(labels)))
+    others = (drawn * num_classes).astype(np.uint16)
+    is_kept = kept < keep_probability(epsilon, num_classes)
+    return np.where(is_kept, labels, others).astype(np.uint16)
+
+
+def label_frequencies(
+    replies: NDArray[Any], num_classes: int, epsilon: float
+) -> NDArray[np.float64]:
+    """Return unbiased estimates of the share of clients with each label, (A, K), from (R, A).
+
+    An estimate may be negative; rows sum to 1.
+    """
+    beta = keep_probability(epsilon, num_classes)
+    shares = (replies[:, :, None] == np.arange(num_classes)).mean(axis=0)
+    frequencies: NDArray[np.float64] = (shares - (1 - beta) / num_classes) / beta
+    return frequencies
+
+
 LABELS = "labels"
 """Name of the array of labels in a reply, (A,) uint16."""
 
 
 class PrivateKTSettings(DistillationSettings):
-    """Settings of PrivateKT.
-
-    Attributes
-    ----------
-    epsilon : float
-        Local differential privacy of all labels that a client sends in a round.
-    knowledge_samples : int
-        Number of public samples that clients label in a round, each with epsilon over this number.
-    buffer_rounds : int
-        Number of rounds whose labels the server trains on.
-    server_steps : int
-        Steps of gradient descent on the buffer, per round.
-    server_batch_size : int
-        Samples per step on the server.
-    server_learning_rate : float
-        Step size on the server.
-    self_training_share : float
-        Share of the public samples of a round for self-training.
-    self_training_steps : int
-        Steps of self-training, per round; 0 for none.
-    """
+    """Settings of PrivateKT."""
 
     table = "privatekt"
     epsilon: Annotated[float, ANY_ON_NODES] = Field(default=5.0, gt=0, le=1000)
+    """Local differential privacy of all labels that a client sends in a round."""
     knowledge_samples: Annotated[int, ANY_ON_NODES] = Field(default=2, ge=1)
+    """Number of public samples that clients label in a round, each with epsilon over this
+    number."""
     buffer_rounds: Annotated[int, ANY_ON_NODES] = Field(default=25, ge=1)
+    """Number of rounds whose labels the server trains on."""
     server_steps: Annotated[int, ANY_ON_NODES] = Field(default=20, ge=0)
+    """Steps of gradient descent on the buffer, per round."""
     server_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=32, ge=1)
+    """Samples per step on the server."""
     server_learning_rate: Annotated[float, SearchRange(0.005, 0.5, log=True), ANY_ON_NODES] = Field(
         default=0.05, gt=0
     )
+    """Step size on the server."""
     self_training_share: Annotated[float, ANY_ON_NODES] = Field(default=0.1, gt=0, le=1)
+    """Share of the public samples of a round for self-training."""
     self_training_steps: Annotated[int, OnNodes(0, 1000)] = Field(default=1, ge=0)
+    """Steps of self-training, per round; 0 for none."""
 
     @property
     def is_private(self) -> bool:
@@ -126,22 +151,15 @@ def drawn_by_entropy(
 
 @dataclass(frozen=True)
 class PrivateKTState(SoftPredictionState):
-    """The server's model, the buffer, and the next knowledge samples.
-
-    Attributes
-    ----------
-    model : dict of str to ndarray
-        The server's model.
-    knowledge : ndarray
-        Shape (P,) bool, the knowledge samples among the public samples of the next round.
-    samples, labels : ndarray
-        Shape (B * A,) at most, the buffer: positions in the public set, and classes.
-    """
+    """The server's model, the buffer, and the next knowledge samples."""
 
     model: dict[str, NDArray[Any]]
+    """The server's model."""
     knowledge: NDArray[np.bool_]
+    """Shape (P,) bool, the knowledge samples among the public samples of the next round."""
     samples: NDArray[np.int64]
     labels: NDArray[np.int64]
+    """Shape (B * A,) at most, the buffer: positions in the public set, and classes."""
 
 
 class PrivateKT(SoftPredictionStrategy):

@@ -33,30 +33,20 @@ HEAD_WEIGHT, HEAD_BIAS = "head-weight", "head-bias"
 
 
 class FeatureSettings(Settings):
-    """Settings of methods whose clients need features of the same width.
-
-    Attributes
-    ----------
-    feature_width : int
-        d, the number of features that enter the head. A model with another number gets a linear
-        layer before its head. 0 for the run's ``feature-width``; if that is 0 too, the models' own
-        number where they agree, else 64.
-    """
+    """Settings of methods whose clients need features of the same width."""
 
     feature_width: int = Field(default=0, ge=0)
+    """d, the number of features that enter the head. A model with another number gets a linear
+    layer before its head. 0 for the run's ``feature-width``; if that is 0 too, the models' own
+    number where they agree, else 64."""
 
 
 @dataclass(frozen=True)
 class HeadState(State):
-    """A shared head.
-
-    Attributes
-    ----------
-    head : dict of str to ndarray
-        Its weight (K, d) and bias (K,), by the names of messages; empty before there is one.
-    """
+    """A shared head."""
 
     head: dict[str, NDArray[Any]]
+    """Its weight (K, d) and bias (K,), by the names of messages; empty before there is one."""
 
 
 class ClassMeanStrategy(PersonalizedStrategy):

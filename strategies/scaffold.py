@@ -33,7 +33,7 @@ from strategies.core.declarations import of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import (
     AVERAGES,
     ParameterState,
@@ -47,48 +47,32 @@ CONTROL = "control"
 
 
 class ScaffoldSettings(Settings):
-    """Settings of SCAFFOLD.
-
-    Attributes
-    ----------
-    server_learning_rate : float
-        eta_g, the server's step from the global model towards the mean of the clients' models.
-    correction : float
-        Factor of the correction ``c - c_n``; 1 in the paper, 0 is FedAvg.
-    """
+    """Settings of SCAFFOLD."""
 
     table = "scaffold"
     server_learning_rate: Annotated[float, SearchRange(0.1, 2.0, log=True)] = Field(
         default=1.0, gt=0
     )
+    """eta_g, the server's step from the global model towards the mean of the clients' models."""
     correction: float = Field(default=1.0, ge=0, le=1)
+    """Factor of the correction ``c - c_n``; 1 in the paper, 0 is FedAvg."""
 
 
 def counted_steps(steps: int, momentum: float) -> float:
-    """Return the number of equivalent steps without momentum, ``Σ_k (1 - m^k) / (1 - m)``.
-
-    Gradient k of K contributes to all later velocities, so it moves the model by
-    ``1 + m + … + m^(K - k)`` step sizes.
-    """
+    """Return the number of equivalent steps without momentum, ``Σ_k (1 - m^k) / (1 - m)``."""
     powers = momentum ** np.arange(1, steps + 1)
     return float(((1 - powers) / (1 - momentum)).sum())
 
 
 @dataclass(frozen=True)
 class ScaffoldState(ParameterState):
-    """The global model x and the control variates.
-
-    Attributes
-    ----------
-    control : ndarray
-        c, shape (parameters,) float32, the mean of the clients' c_n.
-    controls : dict of int to ndarray
-        c_n by partition-id, each like `control`; a client that has not replied has none. The
-        server's memory grows by one such vector per client.
-    """
+    """The global model x and the control variates."""
 
     control: NDArray[np.float32]
+    """c, shape (parameters,) float32, the mean of the clients' c_n."""
     controls: dict[int, NDArray[Any]]
+    """c_n by partition-id, each like `control`; a client that has not replied has none. The
+    server's memory grows by one such vector per client."""
 
 
 class Scaffold(ParameterStrategy):

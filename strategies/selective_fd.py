@@ -41,8 +41,7 @@ from strategies.core.masks import packed_mask, unpacked_mask
 from strategies.core.method_record import Paper
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES
+from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, SearchRange
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
     PREDICTIONS,
@@ -57,25 +56,18 @@ SELECTED, KEPT = "selected", "kept"
 
 
 class SelectiveFDSettings(DistillationSettings):
-    """Settings of Selective-FD.
-
-    Attributes
-    ----------
-    client_quantile : float
-        Quantile of the density ratio of a client's own samples that a public sample has to reach;
-        0.25 in the authors' code.
-    server_threshold : float
-        tau_server: largest L1 distance of a mean prediction from a one-hot label; 2 keeps all.
-    kernel_width : float
-        Width of the Gaussian kernel; 0 for the median distance between a client's samples.
-    """
+    """Settings of Selective-FD."""
 
     table = "selective-fd"
     client_quantile: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.25, ge=0, le=1)
+    """Quantile of the density ratio of a client's own samples that a public sample has to reach;
+    0.25 in the authors' code."""
     server_threshold: Annotated[float, SearchRange(0.2, 2.0), ANY_ON_NODES] = Field(
         default=1.0, ge=0, le=2
     )
+    """tau_server: largest L1 distance of a mean prediction from a one-hot label; 2 keeps all."""
     kernel_width: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.0, ge=0)
+    """Width of the Gaussian kernel; 0 for the median distance between a client's samples."""
 
 
 def selective_mean(
@@ -97,15 +89,10 @@ def selective_mean(
 
 @dataclass(frozen=True)
 class SelectiveState(SoftPredictionState):
-    """The last teacher, and on which samples it teaches.
-
-    Attributes
-    ----------
-    kept : ndarray
-        Shape (P,) bool; all False before the first round.
-    """
+    """The last teacher, and on which samples it teaches."""
 
     kept: NDArray[np.bool_]
+    """Shape (P,) bool; all False before the first round."""
 
 
 class SelectiveFD(SoftPredictionStrategy):

@@ -20,45 +20,30 @@ from strategies.kt_pfl import PAPER, PersonalTeacherStrategy, TeacherSettings
 
 
 class TopKSettings(TeacherSettings):
-    """Settings of TopK-pFL.
-
-    Attributes
-    ----------
-    top_k : int
-        Number of other clients that each client learns from. With 0, a client's teacher is its own
-        predictions of the round before: self-distillation, a control.
-    """
+    """Settings of TopK-pFL."""
 
     table = "kt-pfl"
     top_k: Annotated[int, ANY_ON_NODES] = Field(default=5, ge=0)
+    """Number of other clients that each client learns from. With 0, a client's teacher is its own
+    predictions of the round before: self-distillation, a control."""
 
 
 def cosine_similarities(predictions: NDArray[Any]) -> NDArray[Any]:
-    """Return the pairwise cosine similarities of flattened soft predictions (N, P, K).
-
-    Shape (N, N), symmetric, entries in [0, 1].
-    """
+    """Return the cosine similarities (N, N) of flattened soft predictions (N, P, K)."""
     flat = predictions.reshape(len(predictions), -1).astype(np.float64)
     flat /= np.linalg.norm(flat, axis=1, keepdims=True)
     return flat @ flat.T
 
 
 def min_max_scaled_rows(similarities: NDArray[Any]) -> NDArray[Any]:
-    """Scale each row of (N, N) to [0, 1]: the least similar client to 0, the most similar to 1.
-
-    A row of equal entries becomes ones.
-    """
+    """Scale each row of (N, N) to [0, 1]: least to most similar; equal entries become 1."""
     least = similarities.min(axis=1, keepdims=True)
     spread = similarities.max(axis=1, keepdims=True) - least
     return np.where(spread > 0, (similarities - least) / np.where(spread > 0, spread, 1), 1.0)
 
 
 def top_k_weights(similarities: NDArray[Any], k: int) -> NDArray[Any]:
-    """Give equal weights to each client's k most similar others, of similarities (N, N).
-
-    All others if there are fewer. Rows (N, N) are on the simplex, the diagonal is zero. Without
-    others to learn from, each client learns from itself.
-    """
+    """Give equal weights to each client's k most similar others, (N, N); to itself for k = 0."""
     num_clients = len(similarities)
     k = min(k, num_clients - 1)
     if k == 0:
@@ -76,9 +61,7 @@ class SimPFL(PersonalTeacherStrategy):
     """Sim-pFL: coefficients from the cosine similarities of soft predictions (§5.1)."""
 
     record = PersonalTeacherStrategy.record.derived(
-        paper=replace(PAPER, part="§5.1"),
-        dp_sgd=True,
-        takes_estimators=True,
+        paper=replace(PAPER, part="§5.1"), dp_sgd=True, takes_estimators=True
     )
 
     def updated_block(

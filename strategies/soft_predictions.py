@@ -18,7 +18,6 @@ from pydantic import Field
 from strategies.base import PersonalizedStrategy
 from strategies.core.declarations import Data, of_model
 from strategies.core.flower import log
-from strategies.core.growing import padded
 from strategies.core.masks import packed_mask
 from strategies.core.method_record import Need
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
@@ -32,14 +31,14 @@ from strategies.core.probabilities import (
     normalized_rows,
 )
 from strategies.core.replies import Arrays, ExpectedArray, Metric, Reply
-from strategies.core.search import SearchRange
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
     DEFAULT_ON_NODES,
     OnNodes,
+    SearchRange,
     zero_or_at_least,
 )
-from strategies.core.state import State
+from strategies.core.state import State, padded
 from strategies.method import Results
 
 PREDICTIONS = "predictions"
@@ -58,34 +57,24 @@ ASKED = "asked"
 
 
 class SoftPredictionSettings(Settings):
-    """Settings of all methods that exchange soft predictions.
-
-    Attributes
-    ----------
-    number_format : str
-        Number format of predictions and teachers on the network.
-    mixing : str
-        ``mean``, or ``median`` or ``trimmed-mean`` for robustness against poisoned predictions.
-    clip_norm : float
-        Largest L2 distance, over all P·K entries, of a client's predictions from uniform
-        predictions; 0 for no clipping, else at least 1e-6, so that rounding does not exceed it.
-    noise_multiplier : float
-        Standard deviation of the Gaussian noise on predictions, as a multiple of their
-        sensitivity ``2 * clip_norm``; 0 for no noise.
-    noise_seed : int
-        -1 draws secret noise from the operating system. Any other seed makes an experiment
-        repeatable, but whoever knows the seed can remove the noise.
-    delta : float
-        delta of (epsilon, delta)-differential privacy, at which epsilon is reported.
-    """
+    """Settings of all methods that exchange soft predictions."""
 
     table = "soft-predictions"
     number_format: Annotated[Literal["float32", "float16", "int8"], ANY_ON_NODES] = "float32"
+    """Number format of predictions and teachers on the network."""
     mixing: Annotated[Literal["mean", "median", "trimmed-mean"], ANY_ON_NODES] = "mean"
+    """``mean``, or ``median`` or ``trimmed-mean`` for robustness against poisoned predictions."""
     clip_norm: Annotated[float, zero_or_at_least(1e-6), ANY_ON_NODES] = Field(default=0.0, ge=0)
+    """Largest L2 distance, over all P·K entries, of a client's predictions from uniform
+    predictions; 0 for no clipping, else at least 1e-6, so that rounding does not exceed it."""
     noise_multiplier: Annotated[float, ANY_ON_NODES] = Field(default=0.0, ge=0)
+    """Standard deviation of the Gaussian noise on predictions, as a multiple of their sensitivity
+    ``2 * clip_norm``; 0 for no noise."""
     noise_seed: Annotated[int, DEFAULT_ON_NODES] = Field(default=-1, ge=-1)
+    """-1 draws secret noise from the operating system. Any other seed makes an experiment
+    repeatable, but whoever knows the seed can remove the noise."""
     delta: Annotated[float, ANY_ON_NODES] = Field(default=1e-5, gt=0, lt=1)
+    """delta of (epsilon, delta)-differential privacy, at which epsilon is reported."""
 
     @property
     def wire(self) -> NumberFormat:
@@ -103,37 +92,24 @@ class SoftPredictionSettings(Settings):
 
 
 class DistillationSettings(SoftPredictionSettings):
-    """Settings of methods whose clients distill a teacher, as `KTpFLClient` does.
-
-    Attributes
-    ----------
-    temperature : float
-        T of the soft predictions.
-    distillation_epochs : int
-        Epochs of distillation on the public samples.
-    distillation_learning_rate : float
-        Step size of the distillation; it follows `learning_rate_schedule`.
-    public_batch_size : int
-        Batch size of the distillation.
-    t_squared : bool
-        Whether the distillation loss is multiplied by T²; Eq. 6 of KT-pFL has no such factor.
-    """
+    """Settings of methods whose clients distill a teacher, as `KTpFLClient` does."""
 
     temperature: Annotated[float, OnNodes(0.1, 100)] = Field(default=1.0, gt=0)
+    """T of the soft predictions."""
     distillation_epochs: Annotated[int, OnNodes(0, 100)] = Field(default=2, ge=0)
+    """Epochs of distillation on the public samples."""
     distillation_learning_rate: Annotated[
         float, SearchRange(0.005, 0.3, log=True), OnNodes(0, 1)
     ] = Field(default=0.05, gt=0)
+    """Step size of the distillation; it follows `learning_rate_schedule`."""
     public_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=64, ge=1)
+    """Batch size of the distillation."""
     t_squared: Annotated[bool, ANY_ON_NODES] = True
+    """Whether the distillation loss is multiplied by T²; Eq. 6 of KT-pFL has no such factor."""
 
 
 def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str | float) -> None:
-    """Refuse options of soft predictions that a method does not have.
-
-    `allowed` has the one possible value of each. Raises `ImpossiblePlanError`, with the reason, if
-    a setting has another.
-    """
+    """Refuse options of soft predictions with another value than the one `allowed`."""
     for name, value in allowed.items():
         if (given := getattr(settings, name)) != value:
             raise ImpossiblePlanError(
@@ -143,19 +119,13 @@ def refuse_options(settings: SoftPredictionSettings, reason: str, **allowed: str
 
 @dataclass(frozen=True)
 class SoftPredictionState(State):
-    """What clients learn from, and how often they were asked.
-
-    Attributes
-    ----------
-    releases : ndarray
-        Shape (N,) or longer, number of requests for predictions per client.
-    teachers : ndarray
-        Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
-        before the first.
-    """
+    """What clients learn from, and how often they were asked."""
 
     releases: NDArray[np.int64]
+    """Shape (N,) or longer, number of requests for predictions per client."""
     teachers: NDArray[Any]
+    """Teachers or centroids on the public samples of the last round, shape (..., P, K); empty
+    before the first."""
 
 
 class SoftPredictionStrategy(PersonalizedStrategy):

@@ -29,40 +29,29 @@ from typing import Annotated
 
 from pydantic import Field
 
-from strategies.core.declarations import Data, Sent, of_model
+from strategies.core.declarations import ALPHAS, BUFFERS, WEIGHTS, Data, Sent, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
-from strategies.core.search import SearchRange
-from strategies.core.vector_kinds import ALPHAS, BUFFERS, WEIGHTS
+from strategies.core.settings_groups import SearchRange
 from strategies.parameters import ParameterStrategy
 
 
 class SpiderSettings(Settings):
-    """Settings of the personal supernet.
-
-    Attributes
-    ----------
-    proximal_weight : float
-        lambda, the weight of the distance between the personal and the shared supernet.
-    prune_from : int
-        First round in which an edge is pruned to one operation; 0 for a fifth of the rounds, or
-        earlier if they would be too few.
-    prune_every : int
-        Number of rounds from one pruned edge to the next; 0 to spread them over the rounds.
-    """
+    """Settings of the personal supernet."""
 
     table = "spider"
     proximal_weight: Annotated[float, SearchRange(0.001, 1.0, log=True)] = Field(default=0.01, ge=0)
+    """lambda, the weight of the distance between the personal and the shared supernet."""
     prune_from: int = Field(default=0, ge=0)
+    """First round in which an edge is pruned to one operation; 0 for a fifth of the rounds, or
+    earlier if they would be too few."""
     prune_every: int = Field(default=0, ge=0)
+    """Number of rounds from one pruned edge to the next; 0 to spread them over the rounds."""
 
     def schedule(self, edges: int, num_rounds: int) -> range:
-        """Return the rounds in which an edge of each kind of cell is pruned, one for each edge.
-
-        Raises `ValueError` if the last one is after the last round of the run.
-        """
+        """Return the rounds in which an edge of each kind of cell is pruned, one for each edge."""
         first = self.prune_from or max(1, min(num_rounds // 5, num_rounds - edges + 1))
         every = self.prune_every or max(1, (num_rounds - first + 1) // edges)
         rounds = range(first, first + every * edges, every)
@@ -76,12 +65,7 @@ class SpiderSettings(Settings):
         return rounds
 
     def check_rounds(self, edges: int, num_rounds: int, of_new_clients: int) -> None:
-        """Refuse rounds in which not all edges of a cell can be pruned.
-
-        `of_new_clients` are the rounds set for a client that joins after the run; 0 if none are
-        set. Raises `ValueError` if an edge is pruned after the last round of the run, or of a new
-        client.
-        """
+        """Refuse rounds, also of a new client, in which not all edges of a cell can be pruned."""
         last = self.schedule(edges, num_rounds)[-1]
         if 0 < of_new_clients < last:
             raise ValueError(
@@ -111,8 +95,5 @@ class Spider(ParameterStrategy):
             of_model(ALPHAS, Data.VALIDATION),
             Sent(BUFFERS, inputs=(Data.TRAINING, Data.VALIDATION)),
         ),
-        train_metrics=(
-            TRAIN_LOSS,
-            Metric("operations", low=0, inputs=(), through_model=True),
-        ),
+        train_metrics=(TRAIN_LOSS, Metric("operations", low=0, inputs=(), through_model=True)),
     )

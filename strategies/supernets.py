@@ -12,60 +12,44 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.growing import with_equal_weights, with_means
+from strategies.core.declarations import ALPHAS, SUPERNET_SENT
 from strategies.core.mixing import MIXINGS
 from strategies.core.plan import Settings
 from strategies.core.probabilities import equal_weights
 from strategies.core.replies import Arrays, Reply
 from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, OnNodes
-from strategies.core.state import unsaved
-from strategies.core.vector_kinds import ALPHAS, SUPERNET_SENT
+from strategies.core.state import unsaved, with_equal_weights, with_means
 from strategies.method import Results
 from strategies.parameters import Model, ParameterState, ParameterStrategy, mix_models, mixed_model
 
 
 class SearchSettings(Settings):
-    """Settings of the architecture search on the clients.
-
-    Attributes
-    ----------
-    alpha_optimizer : str
-        Optimizer of the architecture weights: ``sgd`` with the run's momentum (§V-A), or ``adam``
-        as in DARTS.
-    alpha_learning_rate : float
-        Step size on the architecture weights.
-    alpha_weight_decay : float
-        Weight decay of the architecture weights.
-    alpha_share : float
-        Share of the training samples that is reserved for the architecture weights, 0.5 in DARTS.
-        With 0 both kinds of weights train on all samples (Eq. 7, Algorithm 1 line 20).
-    """
+    """Settings of the architecture search on the clients."""
 
     table = "fedkma"
     alpha_optimizer: Annotated[Literal["sgd", "adam"], ANY_ON_NODES] = "sgd"
+    """Optimizer of the architecture weights: ``sgd`` with the run's momentum (§V-A), or ``adam`` as
+    in DARTS."""
     alpha_learning_rate: Annotated[float, OnNodes(0, 1)] = Field(default=0.01, gt=0)
+    """Step size on the architecture weights."""
     alpha_weight_decay: Annotated[float, OnNodes(0, 0.1)] = Field(default=3e-4, ge=0)
+    """Weight decay of the architecture weights."""
     alpha_share: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.0, ge=0, lt=1)
+    """Share of the training samples that is reserved for the architecture weights, 0.5 in DARTS.
+    With 0 both kinds of weights train on all samples (Eq. 7, Algorithm 1 line 20)."""
 
 
 @dataclass(frozen=True)
 class SupernetState(ParameterState):
-    """The initial model, the weights of the mixtures, and the mixtures.
-
-    Attributes
-    ----------
-    sharing : ndarray
-        M, shape (N, N), rows on the simplex; starts uniform. A client that fails in training
-        keeps its row, and its column is zero in the others' rows.
-    mixed : dict of str to ndarray
-        The clients' mixed models by kind, shape (N, length); empty before the first round.
-    last_replies : sequence of Reply
-        Replies of the last round of training if there are new clients. They are not saved.
-    """
+    """The initial model, the weights of the mixtures, and the mixtures."""
 
     sharing: NDArray[np.float64]
+    """M, shape (N, N), rows on the simplex; starts uniform. A client that fails in training keeps
+    its row, and its column is zero in the others' rows."""
     mixed: Model
+    """The clients' mixed models by kind, shape (N, length); empty before the first round."""
     last_replies: Sequence[Reply] = unsaved()
+    """Replies of the last round of training if there are new clients. They are not saved."""
 
 
 class SupernetStrategy(ParameterStrategy):

@@ -54,11 +54,10 @@ LONGEST = (
     "test_engines",
     "test_bundle",
     "test_null_methods",
-    "test_published_benchmark",
+    "test_benchmarks",
     "test_side_by_side",
     "test_gpu_benchmark",
     "test_stop",
-    "test_wheel",
 )
 """Files of the other long proofs. All others are short, and end alike in all processes."""
 

@@ -18,8 +18,7 @@ from torch import nn
 
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.methods import METHODS
-from strategies.core.counts import metrics_of
-from strategies.core.metrics import FINE_TUNING_STEPS, OF_TRAINING
+from strategies.core.metrics import FINE_TUNING_STEPS, OF_TRAINING, metrics_of
 from strategies.core.metrics import SIZES as OF_JOINING
 from tests.conftest import SMALL
 from tests.helpers import arrays_of, run_with

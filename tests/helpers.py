@@ -21,7 +21,7 @@ from fedkd_flwr.config import read_config
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import serve
-from fedkd_flwr.training.suspension import SuspendedClient
+from fedkd_flwr.training.jobs import SuspendedClient
 from strategies.core.membership import MEMBERS
 from strategies.core.replies import Reply
 

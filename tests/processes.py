@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from fedkd_flwr.engines.superlink import copy_app
 
 MARK = "STARTED_BY_THE_TEST"
@@ -69,3 +71,22 @@ def output_of(*command, env, cwd):
     ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
+
+
+def new_environment(folder, *package):
+    """Create an environment, install one package as `uv pip install` is told to, return its Python.
+
+    All other packages are those of the tests, so none is downloaded. Its byte code is that of the
+    test environment; compiling all of PyTorch takes half a minute.
+    """
+    uv = shutil.which("uv")
+    assert uv, "pip install uv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", python, *package]
+    subprocess.run(install, check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = folder / "lib" / version / "site-packages"
+    # The editable installation of the project is not read: .pth files of other folders are not.
+    (site / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    return python

@@ -3,7 +3,7 @@
 import numpy as np
 from test_comparison import write_run
 
-from fedkd_flwr.runs.arrays import append_array
+from fedkd_flwr.files import append_array
 
 COEFFICIENTS = np.array(
     [

@@ -21,7 +21,6 @@ from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import require_simulated, serve, with_connected_clients
 from fedkd_flwr.sweeps import read_sweep, run_sweep
 from fedkd_flwr.tuning import tune
-from fedkd_flwr.tuning.study import MethodSearch
 from strategies.core.replies import TooFewRepliesError
 
 
@@ -124,14 +123,6 @@ def test_a_node_needs_num_partitions_when_num_clients_is_zero(everybody):
     assert all(found.ok for found in check_node(everybody, dict(context.node_config)))
 
 
-def test_without_connections_a_number_of_clients_is_required(everybody, tmp_path):
-    with pytest.raises(
-        ConfigError, match="num-clients = 0 stands for all connected clients and works"
-    ):
-        fedkd_flwr.run(everybody, output_dir=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_simulation_with_too_few_nodes_fails_without_waiting(everybody):
     asked = read_config({**everybody, "num-clients": 3})
     said = r"num-clients is 3 and the federation has 2 nodes: use .* num-clients=0, or .*nodes=3"
@@ -189,35 +180,6 @@ def test_a_sweep_skips_what_is_finished(sweep, tmp_path):
         runs = run_sweep(sweep, tmp_path / "runs", on_run=told.append)
         assert [run.config["num-clients"] for run in runs] == [4, 4]
     assert [progress.state for progress in told[-2:]] == ["skipped", "skipped"]
-
-
-def test_some_runs_are_chosen_by_what_the_sweep_says(sweep, tmp_path):
-    for seed in (0, 1):
-        only = {"seed": seed, "num-clients": 0}
-        (run,) = run_sweep(sweep, tmp_path / "runs", only=only)
-        assert run.config["seed"] == seed
-
-
-def test_the_next_sweep_of_a_process_counts_the_clients_of_a_changed_table(sweep, tmp_path):
-    run_sweep(sweep, tmp_path / "first")
-    write_table(tmp_path / "table.parquet", writers=3)
-    runs = run_sweep(sweep, tmp_path / "second")
-    assert [run.config["num-clients"] for run in runs] == [3, 3]
-
-
-def test_a_search_continues_its_runs(table, tmp_path):
-    changes = {"client-split": "60/20/20", "evaluated-split": "validation"}
-    search = MethodSearch(
-        strategy="local",
-        values=read_config({**SETTINGS, "dataset": table, **changes}).flat(),
-        seeds=(0,),
-        budget=1,
-        steps_of_local=1,
-        folder=tmp_path / "local",
-    )
-    for rung in (1, 2):
-        search.runs.advance(0, 0, {}, rung)
-    assert [path.name for path in search.folder.iterdir()] == ["trial-000-seed0"]
 
 
 def test_the_sweep_of_a_tuning_finds_its_data_from_any_folder(table, tmp_path, monkeypatch):

@@ -15,17 +15,14 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import DamagedRunError, load_run
-from strategies.core.answers import (
+from strategies.core.masks import (
     as_text,
     check_answers,
     from_text,
     packed_answers,
     unpacked_answers,
 )
-from strategies.core.client_info import ClientInfo
-from strategies.core.evaluations import Evaluations
-from strategies.core.plan import RunPlan
-from strategies.core.replies import InvalidReplyError, Reply
+from strategies.core.replies import InvalidReplyError
 
 
 def test_a_bit_an_image():
@@ -77,17 +74,6 @@ def test_only_the_last_and_the_chosen_round_hold_answers(small, tmp_path):
     assert run.summary["validation_round"]["round"] in with_answers
 
 
-def test_a_resumed_run_and_new_clients_have_answers_too(small, tmp_path):
-    changes = {"strategy": "local", "models": "mlp", "new-clients": 0.25, "client-split": "60/0/40"}
-    fedkd_flwr.run({**small, **changes, "num-server-rounds": 1}, output_dir=tmp_path / "resumed")
-    resumed = fedkd_flwr.resume(tmp_path / "resumed", num_server_rounds=2)
-    whole = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "whole")
-    last = [run.clients[run.clients["round"] == 2] for run in (resumed, whole)]
-    assert last[0]["answers"].tolist() == last[1]["answers"].tolist()
-    assert last[0]["answers"].notna().all()
-    assert resumed.table("new_clients")["answers"].notna().all()
-
-
 def test_a_client_that_keeps_its_answers_stays_in_the_run(small, tmp_path):
     def app(message, context):
         reply = client_app(message, context)
@@ -117,15 +103,6 @@ def test_answers_stay_with_the_clients_if_the_run_does_not_record_them(small, tm
     assert set(failures.index) == {1}
     assert failures.str.contains("answers, which were not requested").all()
     assert "answers" not in load_run(attacked.path).clients
-
-
-def test_answers_without_counts_are_refused():
-    """They once stopped the run, if the client claimed to have no test images."""
-    clients = {1: ClientInfo(1, 1001, "mlp", 50, test_size=0)}
-    evaluations = Evaluations(RunPlan(num_classes=10), clients)
-    evaluations.check(Reply(1, {}, {}), due=["own"])
-    with pytest.raises(InvalidReplyError, match="answers without the counts"):
-        evaluations.check(Reply(1, {}, {}, b"\x80"))
 
 
 def test_a_comparison_pairs_the_answers_of_two_methods(small, tmp_path):

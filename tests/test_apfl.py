@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import breaking, run_with
-from two_clients import (
+from by_hand import (
     CHANGES,
     gradient,
     loss_on_test_data,
@@ -11,6 +10,7 @@ from two_clients import (
     training_data,
     witnessed,
 )
+from helpers import breaking, run_with
 
 RATE = np.float32(0.2)
 

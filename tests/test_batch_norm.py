@@ -3,16 +3,27 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, run_with
+from helpers import Witness, client_of, run_with
 from stored_runs import SUPERNET
+from torch import nn
 
+import fedkd_flwr
+from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.config import read_config
 from fedkd_flwr.memory import own_context
 from fedkd_flwr.methods import METHODS
+from fedkd_flwr.models.features import features
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
-from fedkd_flwr.models.vectors import model_vectors
+from fedkd_flwr.models.vectors import copied_state, model_vectors
+from fedkd_flwr.training.loop import (
+    evaluate,
+    predict_logits,
+    refresh_statistics,
+    statistics_of,
+)
 from strategies.core.method_record import Need
 from strategies.parameters import ParameterStrategy, SharedModelStrategy
+from strategies.persfl import PAIRS
 from tests.disclosure import SEARCHES
 
 COUNTER = "num_batches_tracked"
@@ -108,3 +119,102 @@ def test_a_borrowed_model_resets_its_batch_counters():
     assert again is model
     counters = [tensor for name, tensor in again.state_dict().items() if name.endswith(COUNTER)]
     assert counters and all(tensor.dtype == torch.int64 and tensor == 0 for tensor in counters)
+
+
+# ---- Statistics in evaluations -------------------------------------------------------
+
+
+class Normalized(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        layers = [nn.Conv2d(shape[0], 4, 5, stride=3), nn.BatchNorm2d(4), nn.ReLU()]
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, samples):
+        return self.head(self.body(samples))
+
+
+@pytest.fixture
+def small(small):
+    return {**small, "models": "test_batch_norm:Normalized", "num-server-rounds": 1}
+
+
+def skewed(client):
+    """Train a client's model, and return it with wrong running statistics."""
+    client.train_locally(1)
+    vectors = model_vectors(client.model)
+    return {**vectors, "buffers": vectors["buffers"] + 5}
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.BatchNorm1d, (60, 2)),
+        (nn.BatchNorm1d, (60, 2, 5)),
+        (nn.BatchNorm2d, (60, 2, 3, 3)),
+        (nn.BatchNorm3d, (60, 2, 3, 3, 3)),
+    ],
+)
+def test_layers_of_any_dimension_get_fresh_statistics(layer, shape):
+    model, samples = nn.Sequential(layer(2)), torch.randn(shape) * 4 + 7
+    refresh_statistics(model, samples)
+    others = [0, *range(2, len(shape))]
+    expected = samples.mean(dim=others), samples.var(dim=others)
+    torch.testing.assert_close((model[0].running_mean, model[0].running_var), expected)
+
+
+@pytest.mark.parametrize("strategy", ["ditto", "pfedme"])
+@pytest.mark.parametrize("statistics", ["fresh", "kept"])
+def test_the_global_model_is_evaluated_with_the_same_statistics(strategy, statistics, small):
+    """A client that never took part has only the global model."""
+    changes = {"strategy": strategy, "batch-norm-statistics": statistics}
+    client = client_of({**small, **changes})
+    vectors = skewed(client)
+    call = {"names": list(vectors), "server-round": 1}
+    _, _, metrics = client.evaluate(list(vectors.values()), call)
+    assert metrics["global-test-correct"] == metrics["own-test-correct"]
+    assert metrics["global-test-loss"] == metrics["own-test-loss"]
+
+
+def test_evaluation_does_not_change_the_statistics_of_training(small):
+    client = client_of(small, strategy="persfl")
+    client.receive_model(skewed(client))
+    before = copied_state(client.model)
+    accuracy = client.test_accuracy()
+    after = client.model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    data = client.data
+    refresh_statistics(client.model, data.train_images)
+    result = evaluate(client.model, data.test_images, data.test_labels)
+    assert accuracy == result.correct / result.total
+
+
+@pytest.mark.parametrize("strategy", ["fedproto", "fd"])
+def test_class_means_have_the_statistics_of_an_evaluation(strategy, small):
+    client = client_of(small, strategy=strategy)
+    means = client.train({}, 1, "").arrays["class-means"]
+
+    def means_now():
+        images, labels = client.data.train_images, client.data.train_labels
+        logits = predict_logits(client.model, images)
+        with torch.no_grad():
+            entered = features(client.model, images)
+        values = logits.softmax(dim=1) if strategy == "fd" else entered
+        return class_means(values, labels, client.data.classes)[0]
+
+    with statistics_of(client.model, client.data.train_images):
+        np.testing.assert_allclose(means, means_now(), atol=1e-5)
+    assert np.abs(means - means_now().numpy()).max() > 0.01
+
+
+def test_persfls_pairs_are_evaluated_like_its_clients(small, tmp_path):
+    run = fedkd_flwr.run({**small, "strategy": "persfl"}, output_dir=tmp_path / "run")
+    last, pairs = run.clients.set_index("partition_id"), run.table(PAIRS)
+    for n, row in last.iterrows():
+        is_kept = (
+            (pairs["partition_id"] == n)
+            & (pairs["lambda"] == row["lambda"])
+            & (pairs["temperature"] == row["temperature"])
+        )
+        assert pairs[is_kept]["accuracy"].tolist() == [row["accuracy"]]

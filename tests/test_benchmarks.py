@@ -1,20 +1,21 @@
 """Tests of the benchmark framework, on tasks that take almost no time."""
 
+import copy
 import os
-from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command
-from benchmarks import gpu, pairs
-from benchmarks.bare import BareClient, bare_round, settings_for
-from benchmarks.cohort import Clients
-from benchmarks.records import Record, current_conditions, read_records, save_record
-from fedkd_flwr.config import read_config
-from fedkd_flwr.custom_objects.naming import name_objects
-from fedkd_flwr.data.clients import load_client
+from benchmarks import pairs, published
+from benchmarks.bare import BareClient, bare_round
+from benchmarks.flower_simulation import FedAvgWithTests, client_app_for
+from benchmarks.published import logistic_regression
+from benchmarks.records import current_conditions, read_records
 
 
 def result(name, ratio, at_most=None, at_least=None):
@@ -111,17 +112,6 @@ def test_rows_are_read_as_they_were_written(monkeypatch, tmp_path):
     assert rows[0].conditions.load == 0.5
 
 
-def test_a_later_call_replaces_rows_even_if_it_is_interrupted(monkeypatch, tmp_path):
-    file = tmp_path / "speed.json"
-    before = replace(current_conditions(["too_little"]), date="2026-01-01")
-    for row in too_little():
-        save_record(Record(row, before), file)
-    assert call(monkeypatch, "broken", "--json", str(file)).exit_code
-    quick, slow = read_records(file)
-    assert (quick.result.ratio, slow.result.ratio) == (0.7, 2.5)
-    assert quick.conditions.date > slow.conditions.date == "2026-01-01"
-
-
 @pytest.mark.parametrize("content", ["{", "{}", '{"a": 1}', "[1]", '[{"name": "quick"}]'])
 def test_other_files_are_refused_and_left_unchanged(monkeypatch, tmp_path, content):
     file = tmp_path / "run.json"
@@ -137,37 +127,78 @@ def test_every_benchmark_can_be_imported():
         assert callable(command.resolve_name(name))
 
 
-@pytest.mark.parametrize(("samples", "trained_on"), [(800, 600), (30, 22)])
-def test_clients_train_on_the_number_of_samples_in_the_row_names(samples, trained_on):
-    public = {"held-out-size": 20, "public-size": 20}
-    settings = name_objects(settings_for("mlp", 1, samples + 20, **public))
-    client = load_client(read_config(settings).run.data_plan, 0)
-    assert (len(client.train_labels), len(client.test_labels)) == (trained_on, samples - trained_on)
+# ---- Published work ------------------------------------------------------------------
 
 
-def test_cohorts_train_as_clients_one_by_one(monkeypatch):
-    monkeypatch.setattr("benchmarks.cohort.cohort_size", lambda architecture, cohort: 2)
-
-    def trained(train):
-        torch.manual_seed(0)
-        clients = Clients.build("mlp", 3, 5, "cpu")
-        before = [model.state_dict()["1.weight"].clone() for model in clients.models]
-        getattr(clients, train)()
-        after = [model.state_dict()["1.weight"] for model in clients.models]
-        assert not any(map(torch.equal, before, after))
-        return after
-
-    alone, together = map(trained, ("train_one_by_one", "train_in_cohorts"))
-    for one, other in zip(alone, together, strict=True):
-        torch.testing.assert_close(one, other)
+CLIENTS = 12
 
 
-def test_each_row_is_named_after_its_device():
-    assert gpu.time_cohort("mlp", 2, "cpu", samples=8).name == "2 mlp clients on cpu, one by one"
-    assert gpu.time_bf16("mlp", "cpu", samples=8).name == "a mlp client on cpu, float32"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The samples of a few clients of digits, as a run of the benchmark finds them."""
+    written = tmp_path_factory.mktemp("clients")
+    further = {"dataset": "digits", "num-clients": CLIENTS, "max-samples": CLIENTS * 14}
+    further |= {"fraction-train": 0.25}
+    published.write_clients({**published.settings_for(""), **further}, CLIENTS, written)
+    return written
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")
-def test_without_a_gpu_it_says_so():
-    ended = CliRunner().invoke(command.app, ["gpu"])
-    assert (ended.exit_code, "has no GPU" in ended.output) == (2, True)
+def part_of(folder, part, client):
+    return torch.from_numpy(np.load(folder / f"{part}.npy")[client])
+
+
+def answer(folder, message_type, client, model):
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord()})
+    message = Message(content, dst_node_id=1, message_type=message_type)
+    context = Context(1, 1, {"partition-id": client}, RecordDict(), {})
+    return client_app_for(folder)(message, context).content
+
+
+def test_every_client_has_its_samples(folder):
+    assert np.load(folder / "train_images.npy").shape == (CLIENTS, 12, 1, 28, 28)
+    assert np.load(folder / "test_labels.npy").shape == (CLIENTS, 2)
+
+
+def test_the_plain_client_trains_the_received_model_on_its_own_samples(folder):
+    torch.manual_seed(0)
+    model = logistic_regression()
+    trained = copy.deepcopy(model)
+    for _ in range(20):
+        reply = answer(folder, "train", 3, trained)
+        trained.load_state_dict(reply["arrays"].to_torch_state_dict())
+    assert reply["metrics"]["num-examples"] == 12
+    images, labels = part_of(folder, "train_images", 3), part_of(folder, "train_labels", 3)
+    before, after = (cross_entropy(one(images), labels) for one in (model, trained))
+    assert after < before
+
+
+def test_the_plain_client_tests_the_received_model(folder):
+    torch.manual_seed(0)
+    model = logistic_regression()
+    labels = part_of(folder, "test_labels", 5)
+    correct = model(part_of(folder, "test_images", 5)).argmax(dim=1) == labels
+    metrics = answer(folder, "evaluate", 5, model)["metrics"]
+    assert metrics == {"accuracy": float(correct.float().mean()), "num-examples": 2}
+
+
+def test_other_rounds_are_not_tested():
+    strategy = FedAvgWithTests()
+    for server_round in (1, published.TEST_EVERY - 1, published.TEST_EVERY + 1):
+        assert strategy.configure_evaluate(server_round, ArrayRecord(), ConfigRecord(), None) == []
+
+
+def test_rows_are_ratios_of_seconds():
+    theirs, ours = {"whole": 90.0, "a_round": 0.6}, {"whole": 30.0, "a_round": 0.1}
+    whole, training = published.rows(theirs, ours, 100)
+    assert (whole.measured, whole.baseline, whole.ratio, whole.misses_target) == (90, 30, 3, True)
+    assert (training.ratio, training.misses_target) == (pytest.approx(6), False)
+
+
+@pytest.mark.slow
+def test_both_run_in_processes_of_their_own(folder, monkeypatch):
+    # One worker of Ray is enough for twelve clients.
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 1}')
+    for engine in published.ENGINES:
+        found = published.measured(engine, folder, published.TEST_EVERY)
+        assert 0 < found["a_round"] < found["whole"]
+        assert 0 <= found["accuracy"] <= 1

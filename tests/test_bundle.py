@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.app_cmd.publish import _validate_description, _validate_files
-from flwr.cli.build import build_fab_from_disk, build_fab_from_files
+from flwr.cli.build import build_fab_from_files
 from flwr.cli.utils import filter_paths_for_publish
-from processes import app_folder
+from processes import app_folder, new_environment, output_of
 from test_engines import assert_same_numbers
 
 import fedkd_flwr
@@ -83,11 +85,6 @@ def test_links_of_the_readme_hold_inside_the_bundle(bundle):
     assert set(links) <= set(archive.namelist())
 
 
-def test_the_copied_app_has_the_bundle_of_the_clone(files):
-    """Operators approve the digest of a bundle."""
-    assert build_fab_from_disk(app_folder()) == build_fab_from_files(files)[0]
-
-
 def test_environments_and_hidden_folders_are_not_copied(tmp_path, monkeypatch):
     clone = tmp_path / "clone"
     for name in (
@@ -150,3 +147,48 @@ def test_a_run_from_the_bundle_needs_nothing_beside_it(tmp_path):
         assert list(home.glob(f"apps/*/{folder}/__pycache__/{name}.*.pyc"))
     here = fedkd_flwr.run(settings, num_clients=2, output_dir=tmp_path / "here")
     assert_same_numbers(finished, here)
+
+
+# ---- The wheel -----------------------------------------------------------------------
+
+
+OWN_MODEL = (ROOT / "examples" / "own_model.py").read_text()
+
+ALL_COMMANDS = """
+from fedkd_flwr.cli import app
+for words in {commands}:
+    app(words, standalone_mode=False)
+"""
+"""One process for several commands, since each would import PyTorch again."""
+
+
+@pytest.mark.slow
+def test_the_quick_start_runs_from_the_wheel(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+
+    uv = shutil.which("uv")
+    output_of(uv, "build", "--wheel", "--out-dir", tmp_path / "dist", env=env, cwd=ROOT)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    python = new_environment(tmp_path / "venv", wheel)
+    where = "import fedkd_flwr, strategies; print(fedkd_flwr.__file__)"
+    assert output_of(python, "-c", where, env=env, cwd=folder).startswith(str(tmp_path / "venv"))
+    fedkd = python.with_name("fedkd")
+    assert "digits-quick" in output_of(fedkd, "list", "sweeps", env=env, cwd=folder)
+
+    (folder / "my_network.py").write_text(OWN_MODEL)
+    part = ["--only", "seed=0", "--only", "strategy=local", "--only", "strategy=kt-pfl"]
+    settings = ["-c", "num-server-rounds=1", "-c", "models=my_network:TinyNet"]
+    commands = [
+        ["run", "-c", "num-server-rounds=2", "-c", "models=mlp"],
+        ["sweep", "digits-quick", *settings, *part, "--output-dir", "mine"],
+        ["compare", "mine"],
+    ]
+    # A program elsewhere, as `fedkd` is: the own model is found in the working directory.
+    program = tmp_path / "all_commands.py"
+    program.write_text(ALL_COMMANDS.format(commands=commands))
+    printed = output_of(python, program, env=env, cwd=folder)
+    assert "kt-pfl: accuracy on each client's own test split" in printed
+    assert list((folder / "runs").glob("*/summary.json"))
+    assert "| kt-pfl |" in printed

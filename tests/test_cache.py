@@ -113,13 +113,6 @@ def test_changed_content_is_decoded_again(folder, root, decoded, tmp_path):
     assert decoded == [12]
 
 
-def test_moved_content_is_known_again(folder, root, decoded, tmp_path):
-    assert_loaded(root)
-    (tmp_path / "root").rename(tmp_path / "moved")
-    assert_loaded(str(tmp_path / "moved"))
-    assert decoded == [12]
-
-
 @pytest.mark.parametrize("kind", ["folder", "table"])
 def test_a_nodes_own_images_are_decoded_once(folder, decoded, tmp_path, kind):
     """By content: neither where they lie nor when they were written says what they are."""
@@ -171,11 +164,6 @@ def test_an_unwritable_cache_only_logs_a_warning(folder, root, logged):
     assert said.startswith("decoded images cannot be cached (")
 
 
-def test_digits_are_not_kept(folder):
-    load_images("digits")
-    assert not folder.exists()
-
-
 def test_sets_of_the_hub_are_kept_by_their_fingerprint(folder, decoded, monkeypatch):
     def part(positions):
         columns = {"img": image_rows(IMAGES[positions]), "label": LABELS[positions]}
@@ -208,14 +196,6 @@ def test_the_least_recently_used_files_are_removed(folder):
     assert [path.exists() for path in paths] == [True, False, True]
     cache.make_room(folder, size - 1)
     assert list(folder.iterdir()) == []
-
-
-def test_other_files_are_not_removed(folder):
-    cache.keep_arrays(folder / "a.safetensors", ARRAYS)
-    mine = folder.parent / "mine.safetensors"
-    mine.write_bytes(bytes(10_000))
-    cache.make_room(folder, 0)
-    assert mine.exists()
 
 
 def test_a_reader_keeps_removed_data(folder):
@@ -269,8 +249,3 @@ def test_no_copy_is_left_of_a_deleted_image(folder, tmp_path):
     assert result.output.startswith(f"{folder}: removed 2 files, 0.")
     assert list(folder.iterdir()) == []
     assert CliRunner().invoke(app, ["clear-cache"]).output.startswith(f"{folder}: removed 0 files")
-
-
-def test_without_a_cache_nothing_is_forgotten(monkeypatch):
-    monkeypatch.setenv("FEDKD_CACHE", "off")
-    assert "no decoded copies are kept" in CliRunner().invoke(app, ["clear-cache"]).output

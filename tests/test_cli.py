@@ -10,9 +10,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-import fedkd_flwr
 from fedkd_flwr.cli import app
-from fedkd_flwr.cli.options import read_choices
 from fedkd_flwr.config import known_names
 from fedkd_flwr.config.settings_reference import settings_reference
 from fedkd_flwr.config.suggestions import COMMON_WORDS, OPTIONS
@@ -47,31 +45,6 @@ def test_square_brackets_are_printed_as_they_are(tmp_path, monkeypatch):
     assert "'/no[where]'" in command("doctor", *node, "-c", "batch-size=16").stdout
 
 
-def test_a_run_on_validation_data_says_so(small, tmp_path):
-    values = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 1}
-    values |= {"evaluated-split": "validation", "client-split": "60/20/20"}
-    values["output-dir"] = tmp_path / "run"
-    options = [part for key, value in values.items() for part in ("-c", f"{key}={value}")]
-    result = command("run", *options, "--per-client")
-    assert result.exit_code == 0, result.output
-    assert "local: accuracy on each client's own validation split" in result.stdout
-    assert "to validate" in result.stdout and "to test" not in result.stdout
-
-
-def test_unwritable_figures_still_print_the_table(small, tmp_path):
-    (tmp_path / "file").write_text("")
-    run = fedkd_flwr.run(
-        small, output_dir=tmp_path / "run", strategy="local", models="mlp", num_server_rounds=1
-    )
-    result = command("compare", run.path, "--figures", tmp_path / "file" / "figures")
-    assert result.exit_code == 1
-    assert result.stdout.startswith("| method |")
-    line = result.stderr.splitlines()[-1]
-    assert line.startswith("Error: ") and line.endswith("Not a directory.")
-    assert str(tmp_path / "file" / "figures") in line
-    assert "Traceback" not in result.stderr
-
-
 @pytest.mark.parametrize("option", ["--output-dir", "-c"])
 def test_a_sweep_into_an_unwritable_place_is_refused_before_any_run(option, tmp_path):
     (tmp_path / "file").write_text("")
@@ -93,11 +66,6 @@ def test_a_file_in_another_encoding_is_refused(content, sentence, tmp_path):
     assert f"file.toml {sentence}" in refusal("run", tmp_path / "file.toml")
     assert f"file.toml {sentence}" in refusal("sweep", tmp_path / "file.toml")
     assert f"file.toml {sentence}" in refusal("doctor", tmp_path / "file.toml")
-
-
-def test_a_byte_order_mark_is_ignored(tmp_path):
-    (tmp_path / "preset.toml").write_text("strategy = 'nope'\n", encoding="utf-8-sig")
-    assert "strategy = 'nope'" in refusal("run", tmp_path / "preset.toml")
 
 
 @pytest.mark.parametrize(
@@ -170,11 +138,6 @@ def test_a_key_of_the_same_meaning_is_suggested(word, meant):
     assert f"did you mean {meant}" in refusal("run", "-c", f"{word}=3")
 
 
-def test_suggestions_prefer_the_chosen_method():
-    line = refusal("run", "-c", "strategy=fesem", "-c", "models=mlp", "-c", "clusters=2")
-    assert "did you mean fesem.clusters?" in line
-
-
 def test_an_option_that_is_typed_as_a_setting_is_named():
     options = get_command(app).commands["run"].params
     names = {option.opts[0].removeprefix("--") for option in options}
@@ -186,11 +149,6 @@ def test_an_option_that_is_typed_as_a_setting_is_named():
         "--save-models.\n"
     )
     assert "type --per-client." in refusal("run", "-c", "per_client=true")
-
-
-def test_a_choice_given_twice_allows_either_value():
-    choices = read_choices(["seed=0", "strategy=local", "seed=1"])
-    assert choices == {"seed": [0, 1], "strategy": ["local"]}
 
 
 def test_presets_and_sweeps_are_found_by_name_anywhere(tmp_path, monkeypatch):
@@ -248,14 +206,6 @@ def test_a_deployment_is_checked_before_flower_starts_it():
     assert "does not accept --federation-config" in refused(
         "--federation-config", "num-supernodes=4"
     )
-
-
-def test_doctor_checks_a_run_of_a_federation():
-    found = command("doctor", "--node-config", "partition-id=0").stdout
-    assert "num-clients = 0 needs num-partitions" in found
-    node = "partition-id=1 num-partitions=2"
-    found = command("doctor", "-c", "models=mlp", "--node-config", node).stdout
-    assert "partition 1 of 2" in found
 
 
 @pytest.mark.parametrize("module", ["typer", "torch"])

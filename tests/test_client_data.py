@@ -9,9 +9,7 @@ from hypothesis import strategies as draw
 
 from fedkd_flwr.config import read_config
 from fedkd_flwr.data import scaling as scaling_module
-from fedkd_flwr.data import sources as sources_module
 from fedkd_flwr.data.checks import check_data
-from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import (
     client_indices,
     load_client,
@@ -19,7 +17,7 @@ from fedkd_flwr.data.clients import (
 )
 from fedkd_flwr.data.custom_data import content_digest
 from fedkd_flwr.data.decoding import to_float
-from fedkd_flwr.data.public import public_images, public_subset, split_public
+from fedkd_flwr.data.public import public_subset, split_public
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images, load_labels
@@ -85,17 +83,6 @@ def test_alternatives_are_drawn_per_client_and_the_rest_is_unused():
     ]
     assert {train for train, _, _ in sizes} == {10, 30, 40}
     assert {(validation, test) for _, validation, test in sizes} == {(10, 50)}
-
-
-def test_split_depends_on_seed_and_client_alone():
-    labels = np.repeat(np.arange(5), 20)
-
-    def train(seed, partition_id):
-        return split_client(labels, "75/0/25", seed, partition_id)[0].tolist()
-
-    assert train(0, 0) == train(0, 0)
-    assert train(0, 0) != train(0, 1)
-    assert train(0, 0) != train(1, 0)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +151,6 @@ def test_images_become_numbers_on_the_cpu_whatever_the_device(monkeypatch):
     assert set(converted_on) == {"cpu"}
 
 
-def test_public_images_take_the_private_shape(color_root):
-    assert public_images("cifar100", (1, 28, 28), color_root).shape == (30, 1, 28, 28)
-    assert public_images("digits", (3, 32, 32)).shape == (1797, 3, 32, 32)
-
-
 def test_another_set_is_the_public_pool(color_root):
     run = plan_of(public_dataset="cifar100", data_root=color_root)
     pool = public_pool(run)
@@ -178,13 +160,6 @@ def test_another_set_is_the_public_pool(color_root):
     check_data(run, 30)
     with pytest.raises(DataError, match="public-size is 31, but the public set holds 30"):
         check_data(run, 31)
-
-
-def test_the_private_set_cannot_be_the_public_one():
-    run = plan_of(public_dataset="digits")
-    for refused in (lambda: check_data(run, 10), lambda: public_pool(run)):
-        with pytest.raises(DataError, match="is the private data set"):
-            refused()
 
 
 def test_the_private_set_cannot_be_the_public_one_by_another_name(tmp_path):
@@ -213,36 +188,6 @@ def test_clients_and_public_pool_share_no_sample():
     assert set(seen) == everything
 
 
-def test_labels_stay_with_their_images():
-    everything = load_images("digits")
-    by_content = {
-        image.tobytes(): int(label)
-        for image, label in zip(to_float(everything.images).numpy(), everything.labels, strict=True)
-    }
-    client = load_client(DIGITS, 2)
-    for images, labels in (
-        (client.train_images, client.train_labels),
-        (client.test_images, client.test_labels),
-    ):
-        assert [by_content[image.tobytes()] for image in images.numpy()] == labels.tolist()
-
-
-def test_no_field_carries_public_labels():
-    client = load_client(DIGITS, 0)
-    fields = set(ClientData.__dataclass_fields__)
-    # `in_public` is a number of samples.
-    assert {name for name in fields if "public" in name} == {"public_images", "in_public"}
-    assert client.in_public == 0
-    assert client.public_images.is_floating_point()
-
-
-def test_clients_of_a_process_share_the_pool_and_are_loaded_once():
-    assert load_client(DIGITS, 0) is load_client(DIGITS, 0)
-    assert load_client(DIGITS, 0).public_images is load_client(DIGITS, 1).public_images
-    equal = plan_of(num_clients=5)
-    assert load_client(equal, 0) is load_client(DIGITS, 0)
-
-
 def test_max_samples_takes_all_classes_alike():
     run = plan_of(num_clients=4, max_samples=500, held_out_size=0)
     chosen = np.concatenate(client_indices(run))
@@ -257,14 +202,6 @@ def test_no_public_set_means_an_empty_pool():
     check_data(run)
     with pytest.raises(DataError, match="public-size is 1, but the public set holds 0"):
         check_data(run, 1)
-
-
-def test_checks_decode_nothing(monkeypatch):
-    def decode(*_):
-        raise AssertionError("an image was decoded")
-
-    monkeypatch.setattr(sources_module, "_load_images", decode)
-    check_data(plan_of(partition="two-classes", held_out_size=300, seed=99), 300)
 
 
 @pytest.mark.parametrize(

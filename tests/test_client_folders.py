@@ -7,7 +7,6 @@ import pytest
 from helpers import write_image_folder, write_parquet
 
 import fedkd_flwr
-from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.clients import client_parts, load_client
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.settings import DataPlan, DataSettings
@@ -146,11 +145,3 @@ def test_other_folders_are_refused_in_one_line(write, sentence, tmp_path):
     with pytest.raises(DataError, match=sentence) as refused:
         load_images(f"clients:{tmp_path / 'photos'}")
     assert "\n" not in str(refused.value)
-
-
-def test_too_many_clients_are_refused(own, tmp_path):
-    write_photos(tmp_path / "photos")
-    settings = {**own, "dataset": f"clients:{tmp_path / 'photos'}", "num-clients": 4}
-    with pytest.raises((ConfigError, DataError), match="has 3 clients, too few for 4"):
-        fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    assert read_config({**settings, "num-clients": 2}).run.plan.num_clients == 2

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import SMALL
@@ -184,17 +183,3 @@ def test_an_id_that_leads_elsewhere_is_refused(peer):
     change_json(peer / "config.json", id="/etc")
     with pytest.raises(DamagedRunError, match="its id is '/etc'"):
         fedkd_flwr.cross(peer)
-
-
-READING = ("read_recorded(", "read_config(", "read_config({**")
-"""Calls that resolve the names in a run config."""
-
-
-def test_recorded_configs_have_one_reader():
-    """No other module resolves the names in the config of a run."""
-    package = Path(fedkd_flwr.__file__).parent
-    texts = {file.stem: file.read_text() for file in package.rglob("*.py")}
-    readers = {
-        name for name, text in texts.items() if any(f"{call}run.config" in text for call in READING)
-    }
-    assert readers == {"recorded"}

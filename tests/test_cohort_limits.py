@@ -6,20 +6,26 @@ from functools import partial
 
 import pytest
 import torch
+from helpers import assert_same_weights
 from torch import nn
 from torch.nn import functional
 
 import fedkd_flwr
-from fedkd_flwr.clients.fedavg import FedAvgClient
+from fedkd_flwr.clients.parameters import FedAvgClient
 from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.models import model_pool
-from fedkd_flwr.models.model_pool import Architecture, borrow, give_back, prepare_adjacent
+from fedkd_flwr.models.model_pool import (
+    Architecture,
+    adjacent_parameters,
+    borrow,
+    give_back,
+    prepare_adjacent,
+)
 from fedkd_flwr.models.settings import ModelSettings
-from fedkd_flwr.training.cohort import cohort_key, run_together, train_together
-from fedkd_flwr.training.jobs import TrainJob
+from fedkd_flwr.training.cohort import cohort_key, predict_together, run_together, train_together
+from fedkd_flwr.training.jobs import PredictJob, TrainJob, result_of
+from fedkd_flwr.training.loop import SGD, build_optimizer
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import SGD
-from fedkd_flwr.training.suspension import result_of
 
 MLP = Architecture("mlp", (1, 4, 4), 10, ModelSettings().search_space, "cpu")
 
@@ -251,15 +257,6 @@ def test_a_client_that_fails_returns_its_model(small, tmp_path, monkeypatch):
     assert sizes and all(sizes)
 
 
-def test_models_that_were_not_returned_are_replaced():
-    prepare_adjacent(MLP, 3)
-    lost = borrow(MLP)
-    prepare_adjacent(MLP, 3)
-    models = [borrow(MLP) for _ in range(3)]
-    assert model_pool.adjacent_parameters(models) is not None
-    assert lost not in models
-
-
 def test_a_borrowed_model_is_returned_after_an_error():
     with pytest.raises(OSError, match="gone"), model_pool.borrowed(MLP) as first:
         raise OSError("gone")
@@ -276,3 +273,154 @@ def test_clients_that_run_in_turn_need_one_model(small, tmp_path):
         on_round=lambda row: kept.append(sum(map(len, model_pool._FREE.values()))),
     )
     assert kept == [1, 1]
+
+
+# ---- Suspended clients ---------------------------------------------------------------
+
+
+IMAGES, LABELS = torch.ones(4, 3), torch.tensor([0, 1, 0, 1])
+
+
+def predicted():
+    return result_of(PredictJob(nn.Linear(3, 2), IMAGES))
+
+
+def trained():
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer("sgd", model.parameters(), 0.1)
+    return result_of(TrainJob(model, cross_entropy, optimizer, [(IMAGES, LABELS)]))
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16)]
+)
+def test_a_client_suspended_in_a_mode_leaves_others_in_theirs(mode):
+    def modes():
+        inference, autocast = torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+        return torch.is_grad_enabled(), inference, autocast
+
+    def in_mode():
+        outside = modes()
+        with mode():
+            inside = modes()
+            predicted()
+            assert modes() == inside
+        return outside == modes() != inside
+
+    def without():
+        before = modes()
+        trained()
+        trained()
+        return modes() == before
+
+    before = modes()
+    assert run_together([in_mode, without, in_mode], "cpu") == [True, True, True]
+    assert modes() == before
+
+
+def test_each_client_has_a_random_state_of_its_own():
+    def client(seed):
+        torch.manual_seed(seed)
+        first = float(torch.rand(1))
+        predicted()
+        return first, float(torch.rand(1))
+
+    before = torch.get_rng_state()
+    expected = [client(seed) for seed in (1, 2)]
+    torch.set_rng_state(before)
+    assert run_together([partial(client, seed) for seed in (1, 2)], "cpu") == expected
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_suspended_clients_are_closed_if_the_cohort_stops(monkeypatch):
+    closed = []
+
+    def client(number):
+        try:
+            predicted()
+        finally:
+            closed.append(number)
+
+    def interrupted(jobs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkd_flwr.training.cohort._do", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_together([partial(client, number) for number in range(3)], "cpu")
+    assert closed == [0, 1, 2]
+
+
+class Yielding(FedAvgClient):
+    """A client as it was written for version 0.1.0."""
+
+    def train(self, received, server_round, phase):
+        reply = yield from super().train(received, server_round, phase)
+        return reply
+
+
+class Wordless(FedAvgClient):
+    def train(self, received, server_round, phase):
+        self.receive_model(received)
+
+
+@pytest.mark.parametrize("cohort", ["on", "off"])
+@pytest.mark.parametrize(
+    ("client", "words"),
+    [
+        (Yielding, r"Yielding.train yields jobs; it is a plain function now: remove"),
+        (Wordless, r"Wordless.train returned a NoneType; return a TrainReply"),
+    ],
+)
+def test_a_client_without_a_reply_is_refused(client, words, cohort, small, tmp_path):
+    fedkd_flwr.register("own", METHODS["fedavg"].strategy, client)
+    with pytest.raises(RuntimeError, match=words):
+        fedkd_flwr.run(small, strategy="own", models="mlp", cohort=cohort, output_dir=tmp_path)
+
+
+# ---- Models that are adjacent in memory ----------------------------------------------
+
+
+def filled(models):
+    for number, model in enumerate(models):
+        torch.manual_seed(number)
+        model.load_state_dict(MLP.build().state_dict())
+    return models
+
+
+def jobs_of(models):
+    for number, model in enumerate(models):
+        generator = torch.Generator().manual_seed(number)
+        images = torch.randn(6, 1, 4, 4, generator=generator)
+        labels = torch.randint(0, 3, (6,), generator=generator)
+        optimizer = build_optimizer("sgd", model.parameters(), 0.1, 0.9)
+        batches = [(images[:4], labels[:4]), (images[4:], labels[4:])]
+        # One client has fewer batches than the others.
+        yield TrainJob(model, cross_entropy, optimizer, batches[: 1 + (number > 0)])
+
+
+def test_models_are_lent_in_memory_order():
+    prepare_adjacent(MLP, 3)
+    models = filled([borrow(MLP) for _ in range(3)])
+    for name, together in adjacent_parameters(models).items():
+        for row, model in enumerate(models):
+            assert together[row].data_ptr() == model.get_parameter(name).data_ptr()
+            assert torch.equal(together[row], model.get_parameter(name))
+    for model in (models[2], models[0], models[1]):
+        give_back(model)
+    again = [borrow(MLP) for _ in range(4)]
+    assert again[:3] == models and adjacent_parameters(again) is None
+    assert adjacent_parameters(again[1:3])["1.weight"].shape[0] == 2
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (0, 2, 1)])
+def test_the_memory_order_of_models_does_not_change_results(order):
+    prepare_adjacent(MLP, 3)
+    rows = [borrow(MLP) for _ in range(3)]
+    laid_out = filled([rows[place] for place in order])
+    apart = filled([MLP.build() for _ in order])
+    losses, expected = (train_together(list(jobs_of(models))) for models in (laid_out, apart))
+    assert losses == pytest.approx(expected)
+    images = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(9))
+    found = list(predict_together([PredictJob(model, images) for model in laid_out]))
+    assert_same_weights(laid_out, apart)
+    torch.testing.assert_close(found, [other(images).detach() for other in apart])

@@ -18,8 +18,8 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.splits import split_client
+from fedkd_flwr.files import append_array
 from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run
-from fedkd_flwr.runs.arrays import append_array
 
 COUNTS = {
     "numbers_up": 100, "numbers_down": 60, "numbers_down_broadcast": 60, "bytes_up": 1000,

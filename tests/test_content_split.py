@@ -90,13 +90,6 @@ def test_the_order_of_rows_does_not_count(tmp_path):
     assert parts_at(write_image_folder(tmp_path / "c", PIXELS, LABELS)) == before
 
 
-def test_another_seed_or_partition_id_moves_nothing(tmp_path):
-    folder = write_image_folder(tmp_path, PIXELS, LABELS)
-    before = parts_at(folder, plan_of("10|30|40/10/50"), 1)
-    assert parts_at(folder, plan_of("10|30|40/10/50", seed=5), 1) == before
-    assert parts_at(folder) == parts_at(folder, plan_of(seed=3), 1)
-
-
 def samples():
     return PIXELS[:, None] / 255, LABELS
 
@@ -117,14 +110,6 @@ def test_parts_have_about_the_percentages():
     parts = parts_by_content(keys, "60/10/20", 0)
     assert [len(part) / 4000 for part in parts] == pytest.approx([0.6, 0.1, 0.2], abs=0.03)
     assert len(set(np.concatenate(parts))) == sum(map(len, parts))
-
-
-def test_a_larger_training_part_takes_nothing_from_the_test_part():
-    keys = [f"sample {n}" for n in range(400)]
-    _, _, test = parts_by_content(keys, "30/0/30", 0)
-    train, _, same = parts_by_content(keys, "70/0/30", 0)
-    np.testing.assert_array_equal(test, same)
-    assert not set(train) & set(test)
 
 
 @pytest.mark.parametrize("size", range(3, 12))
@@ -198,13 +183,6 @@ def test_a_patient_never_spans_parts(tmp_path):
     after = parts_at(folder, grouping=BY_PATIENT)
     assert {after[key(new)]} == of_patient["P07"]
     assert_same_parts(grouped, after)
-
-
-def test_a_folder_for_each_patient(tmp_path):
-    names = [f"{patient}/{n}.png" for n, patient in enumerate(PATIENTS)]
-    folder = write_named(tmp_path, names)
-    found = parts_of_patients(parts_at(folder, grouping=Grouping(pattern="^[^/]+")))
-    assert all(len(parts) == 1 for parts in found.values())
 
 
 def test_a_patient_of_a_column(tmp_path):

@@ -1,7 +1,6 @@
 """Continued runs: more rounds after the end, what may change, and what is refused."""
 
 import errno
-import json
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ import fedkd_flwr
 from fedkd_flwr.cli import app
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.engines import InProcessGrid, resolve_output
+from fedkd_flwr.engines import InProcessGrid
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run, provenance, read_checkpoint
+from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run, provenance
 from fedkd_flwr.runs.provenance import other_major_versions
 from fedkd_flwr.server_app import check_run, serve
 from strategies.core.method_record import Need
@@ -78,38 +77,6 @@ def test_a_finished_run_keeps_only_the_memory_of_its_last_round(local, tmp_path)
     run = fedkd_flwr.run(local, output_dir=tmp_path / "run", num_server_rounds=3)
     kept = sorted(path.name for path in (run.path / "checkpoint").rglob("*.safetensors"))
     assert kept == ["round-000003.safetensors", "server.safetensors"]
-
-
-def test_a_moved_run_can_be_continued_twice(local, tmp_path):
-    whole = fedkd_flwr.run(local, output_dir=tmp_path / "whole", num_server_rounds=3)
-    fedkd_flwr.run(local, output_dir=tmp_path / "run")
-    fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2)
-    moved = (tmp_path / "run").rename(tmp_path / "moved")
-    longer = fedkd_flwr.resume(moved, num_server_rounds=3)
-    same_rounds(longer, whole)
-    assert [note["after_round"] for note in longer.description["continued"]] == [1, 2]
-
-
-def test_files_that_are_put_beside_a_run_are_left_alone(local, tmp_path):
-    run = fedkd_flwr.run(local, output_dir=tmp_path / "run").path
-    notes = run / "notes.jsonl"
-    for rounds in (2, 3):
-        with notes.open("a") as file:
-            file.write('{"round": 1, "partition_id": 2, "note": "mine"}\n')
-        before = notes.read_text()
-        fedkd_flwr.resume(run, num_server_rounds=rounds)
-        assert notes.read_text() == before
-
-
-def test_a_run_without_checkpoint_or_memories_is_refused(local, tmp_path):
-    run = fedkd_flwr.run(local, output_dir=tmp_path / "run")
-    (run.path / "checkpoint" / "clients").rename(tmp_path / "clients")
-    with pytest.raises(RunDirectoryError, match="memory of round 1 is not found in the state-dir"):
-        fedkd_flwr.resume(run.path, num_server_rounds=2)
-    (run.path / "checkpoint" / "server.safetensors").unlink()
-    with pytest.raises(RunDirectoryError, match="finished run without its checkpoint"):
-        fedkd_flwr.resume(run.path, num_server_rounds=2)
-    assert load_run(run.path).finished
 
 
 def test_seconds_are_summed_over_continuations(local, tmp_path):
@@ -188,14 +155,6 @@ def test_other_changes_are_refused_by_name(arguments, sentence, finished):
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
 
-def test_a_preset_is_compared_with_the_run(finished, tmp_path):
-    preset = tmp_path / "preset.toml"
-    preset.write_text("strategy = 'fedavg'\nnum-server-rounds = 3\n")
-    result = command(preset, "--resume", finished)
-    assert result.exit_code == 1
-    assert "with another strategy" in result.stderr
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Path of a finished run of two rounds that no test changes."""
@@ -205,30 +164,11 @@ def finished(tmp_path_factory):
     return fedkd_flwr.run(settings, output_dir=tmp_path_factory.mktemp("finished") / "run").path
 
 
-def test_models_are_saved_in_the_moved_run(local, tmp_path):
-    models = str(tmp_path / "a" / "models")
-    fedkd_flwr.run(local, output_dir=tmp_path / "a", models_dir=models)
-    moved = (tmp_path / "a").rename(tmp_path / "b")
-    fedkd_flwr.resume(moved, num_server_rounds=2)
-    assert not (tmp_path / "a").exists()
-    card = json.loads((moved / "models" / "0.json").read_text())
-    assert card["rounds"] == 2
-
-
-def test_rounds_cannot_be_added_to_a_schedule(local, tmp_path):
-    settings = {**local, "learning-rate-schedule": "cosine"}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    with pytest.raises(ConfigError, match="learning-rate-schedule = cosine depends on the planned"):
-        fedkd_flwr.resume(run.path, num_server_rounds=2)
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (
-            {"strategy": "fedkd"},
-            "With fedkd.energy-end, the results of fedkd depend on the planned",
-        ),
+        ({"learning-rate-schedule": "cosine"}, "schedule = cosine depends on the planned"),
+        ({"strategy": "fedkd"}, "With fedkd.energy-end, the results of fedkd depend on the"),
         ({"strategy": "persfl", "patience": 1}, "With patience, the results of persfl depend"),
     ],
 )
@@ -286,16 +226,6 @@ def test_a_run_that_never_completed_a_round_leaves_nothing(changes, sentence, lo
     assert fedkd_flwr.run(local, output_dir=tmp_path / "deep" / "run").finished
 
 
-def test_a_run_that_cannot_be_described_leaves_nothing(local, tmp_path, monkeypatch):
-    def describe(configuration):
-        raise AssertionError("no driver")
-
-    monkeypatch.setattr("fedkd_flwr.runs.directory.describe_run", describe)
-    with pytest.raises(AssertionError, match="no driver"):
-        fedkd_flwr.run(local, output_dir=tmp_path / "deep" / "run")
-    assert not (tmp_path / "deep").exists()
-
-
 def test_a_disk_full_in_the_first_round_says_how_to_go_on(small, tmp_path, monkeypatch):
     """With noise the run stays, so it cannot be started again."""
     noise = {
@@ -321,20 +251,6 @@ def test_a_disk_full_in_the_first_round_says_how_to_go_on(small, tmp_path, monke
     assert fedkd_flwr.resume(tmp_path / "noised").finished
 
 
-def test_a_run_that_has_released_predictions_stays_to_be_counted(small, tmp_path):
-    """Noise spends privacy when clients are asked; a new run would not know of it."""
-    noise = {
-        "soft-predictions.clip-norm": 1.0,
-        "soft-predictions.noise-multiplier": 1.0,
-        "learning-rate": 1e30,
-    }
-    with pytest.raises(RuntimeError, match="Round 1 has 0 valid replies"):
-        fedkd_flwr.run({**small, **noise, "models": "mlp"}, output_dir=tmp_path / "run")
-    assert read_checkpoint(tmp_path / "run").state["releases"].tolist() == [1, 1, 1, 1]
-    with pytest.raises(RunDirectoryError, match="already holds a run"):
-        fedkd_flwr.run(small, output_dir=tmp_path / "run")
-
-
 def test_a_failed_run_removes_no_file_that_was_there_before(local, tmp_path):
     """They have names that runs use too, as in the folder of a W&B project."""
     names = ["data.csv", "models/global-000007.safetensors"]
@@ -348,23 +264,6 @@ def test_a_failed_run_removes_no_file_that_was_there_before(local, tmp_path):
         fedkd_flwr.run({**local, "learning-rate": 1e30}, output_dir=tmp_path / "run")
     assert [file.read_text() for file in files] == [file.name for file in files]
     assert set((tmp_path / "run").iterdir()) == before
-
-
-def test_a_run_that_completed_a_round_stays_to_be_continued(local, tmp_path):
-    """The second round finds nobody; the first is not given up."""
-
-    def leaves_after_round_one(message, context):
-        config = message.content.config_records["config"]
-        if message.metadata.message_type == "train" and config["server-round"] == 2:
-            raise RuntimeError("gone")
-        return client_app(message, context)
-
-    settings = {**local, "num-server-rounds": 2, "output-dir": str(tmp_path / "run")}
-    configuration = resolve_output(read_config(settings), tmp_path)
-    with pytest.raises(RuntimeError, match="Round 2 has 0 valid replies"):
-        serve(InProcessGrid(leaves_after_round_one, 4, configuration.flat()), configuration)
-    assert read_checkpoint(tmp_path / "run").completed_rounds == 1
-    assert fedkd_flwr.resume(tmp_path / "run").finished
 
 
 class OutOfOrderError(RuntimeError):

@@ -14,9 +14,9 @@ from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.methods import METHODS, REGISTERED
 from fedkd_flwr.testing import SETTINGS, check_method
+from strategies.core.exchange import Traffic
 from strategies.core.method_record import Need
 from strategies.core.plan import ImpossiblePlanError
-from strategies.core.traffic import Traffic
 from strategies.fedprox import FedProx
 from strategies.local import Local
 

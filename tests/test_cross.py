@@ -91,20 +91,6 @@ def test_models_come_from_files_or_stored_state_or_raise_an_error(runs, tmp_path
         cross(runs["fedavg"])
 
 
-def test_custom_models_are_built_from_run_settings_not_from_the_card(small, tmp_path):
-    own = {"models": "examples.own_model:TinyNet", "strategy": "kt-pfl", "num-server-rounds": 1}
-    run = fedkd_flwr.run(
-        {**small, **own, "models-dir": str(tmp_path / "models")}, output_dir=tmp_path / "run"
-    )
-    last = run.clients.set_index("partition_id").sort_index()["accuracy"]
-    assert not cross(run).distilled
-    np.testing.assert_allclose(cross(run).accuracies.diagonal(), last)
-    file = tmp_path / "models" / "0.json"
-    file.write_text(file.read_text().replace("own_model:TinyNet", "own_data:Perceptron"))
-    with pytest.raises(RunDirectoryError, match="pass its builder to load_model"):
-        cross(run)
-
-
 def test_the_command_prints_saves_and_draws(runs, tmp_path):
     models = str(runs["kt-pfl"].path.parent / "models")
     command = ["cross", str(runs["kt-pfl"].path), "--models-dir", models]
@@ -117,15 +103,3 @@ def test_the_command_prints_saves_and_draws(runs, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"cross.json", "kt-pfl-cross.png"}
     refused = CliRunner().invoke(app, [*command, "-o", "cross.txt"])
     assert refused.exit_code == 1 and "must end in .csv or .json" in refused.output
-
-
-def test_new_clients_have_no_rank_correlation(tmp_path):
-    """Their columns are 0, which is not a coefficient."""
-    accuracies = np.array([[0.9, 0.1, 0.5, 0.6], [0.6, 0.8, 0.5, 0.6], [0.2, 0.3, 0.7, 0.6]])
-    accuracies = np.vstack([accuracies, [0.95, 0.95, 0.95, 0.95]])
-    coefficients = np.array([[0.5, 0.4, 0.1, 0], [0.4, 0.5, 0.1, 0], [0.1, 0.4, 0.5, 0], [0] * 4])
-    crossed = Cross(fedkd_flwr.Run(tmp_path / "run"), accuracies, {"c": coefficients}, [3])
-    np.testing.assert_allclose(crossed.rank_correlations("c"), [1, -1, np.nan, np.nan])
-    assert "for 1 of 2 clients" in crossed.sentence("c")
-    two = Cross(crossed.run, accuracies[:2, :2], {"c": coefficients[:2, :2]})
-    assert "one other client" in two.sentence("c")

@@ -8,11 +8,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedkd_flwr.clients.supernets import split_parameters
-from fedkd_flwr.models.darts.fixed import FixedNetwork
-from fedkd_flwr.models.darts.genotype import Choice, Genotype, SearchSpace
+from fedkd_flwr.models.darts.genotype import (
+    OPERATIONS,
+    Choice,
+    Genotype,
+    SearchSpace,
+    SupernetSettings,
+)
 from fedkd_flwr.models.darts.operations import HalvedResolution, build_operation
-from fedkd_flwr.models.darts.settings import OPERATIONS, SupernetSettings
-from fedkd_flwr.models.darts.supernet import MixedOperation, Supernet, derive_genotype
+from fedkd_flwr.models.darts.supernet import FixedNetwork, MixedOperation, Supernet, derive_genotype
 
 DIGITS = (1, 28, 28)
 COLORS = (3, 32, 32)
@@ -235,18 +239,6 @@ def test_every_edge_keeps_its_strongest_operation() -> None:
     )
 
 
-def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown rule 'best'; choose one of two-edges, every"):
-        derive_genotype(Supernet(TINY, DIGITS, 4), "best")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("rule", ["two-edges", "every-edge"])
-def test_a_search_space_without_none(rule: str) -> None:
-    settings = SupernetSettings(4, 3, 2, ("skip_connect", "sep_conv_3x3"))
-    genotype = derive_genotype(Supernet(settings, DIGITS, 4), rule)  # type: ignore[arg-type]
-    assert len(genotype.normal[1]) == (2 if rule == "two-edges" else 3)
-
-
 def test_text_round_trip() -> None:
     text = GENOTYPE.to_text()
     assert "\n" not in text
@@ -288,20 +280,6 @@ def test_bad_text_is_refused(text: str, message: str) -> None:
 def fixed_space(genotype: Genotype = GENOTYPE, **sizes: int) -> SearchSpace:
     """Return the genotype and size of a fixed network, which is small unless `sizes` say more."""
     return SearchSpace(SupernetSettings(**{"channels": 4, "cells": 3, **sizes}), genotype)
-
-
-def test_a_fixed_network_reduces_and_has_affine_normalization() -> None:
-    network = FixedNetwork(fixed_space(stem_stride=2), COLORS, classes=4)
-    sizes: list[tuple[int, ...]] = []
-    for cell in network.cells:
-        cell.register_forward_hook(lambda *call: sizes.append(tuple(call[2].shape[1:])))
-    network(torch.randn(2, *COLORS))
-    assert sizes == [(8, 16, 16), (16, 8, 8), (32, 4, 4)]
-    normalizations = [
-        module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)
-    ]
-    assert normalizations
-    assert all(module.affine for module in normalizations)
 
 
 def test_a_fixed_network_of_the_published_cells_has_the_published_size() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from two_clients import CHANGES, gradient, loss_on_test_data, training_data, witnessed
+from by_hand import CHANGES, gradient, loss_on_test_data, training_data, witnessed
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The pages and the README: what they name exists, and their commands work."""
 
+import ast
 import os
 import pkgutil
 import re
@@ -12,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from environments import new_environment, output_of
 from markdown.extensions import toc
+from processes import new_environment, output_of
 
 import fedkd_flwr
 from fedkd_flwr.methods import METHODS, REGISTERED
@@ -164,7 +165,61 @@ def test_the_comparison_of_the_tutorial_works_in_a_clone(tmp_path):
     env["PATH"] = os.pathsep.join(p for p in env["PATH"].split(os.pathsep) if p != programs)
     # `uv run` takes the environment as it is; CI has made one for this project with `uv run`.
     env["UV_NO_SYNC"] = "1"
-    printed = output_of(" && ".join(map(str.strip, commands)), clone, env, shell=True)
+    printed = output_of("bash", "-c", " && ".join(map(str.strip, commands)), env=env, cwd=clone)
     rows = set(re.findall(r"^\| (\S+) \|", printed, re.MULTILINE))
     assert {"kt-pfl", "my_method:mine", "local"} <= rows
     assert list((clone / "figures").glob("*.png"))
+
+
+# ---- Messages that the troubleshooting page quotes -----------------------------------
+
+
+OF_OTHERS = {
+    "Flower": (
+        "SuperLink connection",
+        "Runtime task-token authentication failed",
+        "ClientApp stopped responding",
+        "The Flower App directory name",
+    ),
+    "the operating system": ("(No space left on device)",),
+    "pydantic": ("it should be greater than or equal to",),
+    "several texts of the project": (
+        "exchanges predictions on public samples; set public-dataset",
+        "is not one of in-process, simulation or",
+    ),
+}
+"""Quoted texts that are no single text of the code, by origin."""
+FEWEST_WORDS = 3
+"""Shorter pieces of a message are found anywhere."""
+
+
+def texts_of_the_code():
+    """Return every text of the packages, with … for what an f-string fills in."""
+    texts = []
+    for package in ("fedkd_flwr", "strategies"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                    texts.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.append(node.value.replace("%d", "…"))
+    return "\n".join(texts)
+
+
+def pieces_of_the_page():
+    """Return the pieces of quoted messages between the parts that differ."""
+    page = (ROOT / "docs/how-to/troubleshooting.md").read_text().partition("## Results look")[0]
+    cells = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    quoted = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+    pieces = [piece.strip(" '.,;:") for text in quoted for piece in text.split("…")]
+    return [piece for piece in pieces if len(piece.split()) >= FEWEST_WORDS]
+
+
+def test_quoted_messages_are_those_of_the_code():
+    texts = texts_of_the_code()
+    elsewhere = [text for group in OF_OTHERS.values() for text in group]
+    pieces = pieces_of_the_page()
+    assert len(pieces) > 40
+    unknown = [p for p in pieces if p not in texts and not any(text in p for text in elsewhere)]
+    assert unknown == []

@@ -13,7 +13,6 @@ from strategies.core.privacy import privacy_spent
 
 OWN = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60, "max-samples": 460}
 OWN |= {"num-clients": 4}
-SIMULATED = {"client-split": "12/0/88", "max-samples": 1200}
 
 
 @pytest.fixture
@@ -55,11 +54,6 @@ def test_a_good_node(small, node):
     assert len(found["public set"].text.rpartition("public-hash ")[2]) == 64
 
 
-def test_a_good_node_with_a_parquet_file(small, node, tmp_path):
-    data = write_parquet(tmp_path / "own.parquet", *images_of(OWN, 2))
-    assert all(f.ok for f in check_node({**small, **OWN}, {**node, "data-path": str(data)}))
-
-
 def test_a_node_that_serves_a_partition_and_keeps_nothing(small):
     found = findings_by_check(small, {"partition-id": 0}, strategy="local")
     assert all(finding.ok for finding in found.values())
@@ -78,13 +72,6 @@ def test_a_run_without_noise_is_said(small, node):
     assert findings_by_check(small, node, strategy="local")["privacy"].text == (
         "the method exchanges nothing"
     )
-
-
-def test_the_noise_of_privatekt_is_seen(small, node):
-    found = findings_by_check(
-        small, node, strategy="privatekt", **{"soft-predictions.noise-seed": -1}
-    )
-    assert "without noise" not in found["privacy"].text
 
 
 def test_a_node_that_says_nothing_about_noise_learns_what_to_say(small, node):
@@ -143,20 +130,6 @@ def test_a_split_that_trains_on_the_smaller_part_draws_a_warning(small, node, sp
     if warns:
         assert f"Warning: client-split = {used} trains" in found.text
         assert "a usual choice is 70/10/20" in found.text
-
-
-def test_validation_samples_are_counted_once_where_they_are_the_test_samples(small, node):
-    split = {"client-split": "55/40/5", "evaluated-split": "validation"}
-    found = findings_by_check(
-        small, {**node, "client-split": "any", "min-class-count": 1}, **split
-    )["data"]
-    assert found.ok and "Warning" not in found.text
-
-
-def test_a_share_of_the_runs_data_keeps_the_split_of_the_run(small):
-    """Only a node with its own data replaces the default split, so a share of a data set warns."""
-    found = findings_by_check(small, {"partition-id": 0}, strategy="local", **SIMULATED)["data"]
-    assert "Warning: client-split = 12/0/88 trains on less than half of the samples" in found.text
 
 
 def test_groups_of_images_are_kept_together(small, node):

@@ -29,9 +29,8 @@ from fedkd_flwr.training.dp_sgd import (
 )
 from fedkd_flwr.training.jobs import PredictJob, TrainJob
 from fedkd_flwr.training.loop import predict_logits, train_on
-from fedkd_flwr.training.losses import CoDistillation, cross_entropy
-from fedkd_flwr.training.regularizers import Proximal
-from strategies.core.counts import MODELS, metrics_of
+from fedkd_flwr.training.losses import CoDistillation, Proximal, cross_entropy
+from strategies.core.metrics import MODELS, metrics_of
 from strategies.core.privacy import privacy_spent
 from tests.disclosure import NormedNet
 
@@ -309,11 +308,6 @@ def test_other_methods_and_models_are_refused(private, tmp_path):
     with pytest.raises(ValueError, match="group normalization"):
         client = client_of({**private, "models": "tests.disclosure:NormedNet"})
         client.session.local.gradients(client.model, 10, 1, "")
-
-
-def test_accuracy_as_received_is_reported(private, tmp_path):
-    run = fedkd_flwr.run(private, strategy="kt-pfl-params", output_dir=tmp_path / "run")
-    assert run.clients["received_accuracy"].notna().all()
 
 
 def test_fine_tuning_before_an_evaluation_is_refused(private):

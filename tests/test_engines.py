@@ -190,14 +190,6 @@ def test_the_log_of_a_deployment_is_asked_for_again(small, monkeypatch, tmp_path
         run_deployment(read_config(small), "", shown.append)
 
 
-def test_the_box_around_an_error_of_flower_is_not_the_error(small, monkeypatch):
-    box = ["╭─ Error ───╮", "│ Connection refused. │", "╰───────────╯"]
-    printed = [sys.executable, "-X", "utf8", "-c", f"print({chr(10).join(box)!r}); exit(1)"]
-    monkeypatch.setattr(deployment, "flwr_run_command", lambda folder: printed)
-    with pytest.raises(RuntimeError, match=r"last output line: Connection refused\.$"):
-        run_deployment(read_config(small), "", print)
-
-
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [

@@ -16,10 +16,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import fedkd_flwr
-from fedkd_flwr import name_objects
 from fedkd_flwr.config import ConfigError, methods_with
 from fedkd_flwr.custom_objects.importing import HELD
-from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
+from fedkd_flwr.models.estimators import weighted_rows
 
 ROOT = Path(__file__).parents[1]
 FOREST = "sklearn.ensemble:RandomForestClassifier"
@@ -89,24 +88,6 @@ def test_soft_labels_become_weighted_rows():
     _, labels, weights = weighted_rows(samples, probabilities, top=2)
     assert labels.tolist() == [0, 1, 2]
     torch.testing.assert_close(weights, torch.tensor([0.625, 0.375, 1.0]))
-
-
-def test_an_estimator_sees_the_classes_that_the_client_has():
-    model = EstimatorModel(GaussianNB, classes=5)
-    samples = torch.tensor([[0.0], [0.1], [4.0], [4.1]])
-    assert torch.softmax(model(samples), dim=1).tolist() == [[pytest.approx(0.2)] * 5] * 4
-    model.fit(samples, torch.tensor([1, 1, 3, 3]), torch.ones(4))
-    assert model(samples).argmax(dim=1).tolist() == [1, 1, 3, 3]
-    model.fit(samples, torch.tensor([1, 1, 3, 3]), torch.tensor([1.0, 1.0, 0.0, 0.0]))
-    assert model(samples).argmax(dim=1).tolist() == [1, 1, 1, 1]
-
-
-def test_a_stored_estimator_predicts_the_same():
-    model, again = EstimatorModel(GaussianNB, classes=3), EstimatorModel(GaussianNB, classes=3)
-    samples = torch.from_numpy(np.random.default_rng(0).normal(size=(30, 2))).float()
-    model.fit(samples, torch.arange(30) % 3, torch.ones(30))
-    again.load_state_dict(model.state_dict())
-    torch.testing.assert_close(again(samples), model(samples), rtol=0, atol=0)
 
 
 def scaled(smoothing=1e-9):
@@ -208,25 +189,6 @@ def test_a_client_whose_estimator_fails_is_left_out(answer, small, tmp_path, cap
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     assert run.rounds["replies"].tolist() == [1, 1]
     assert re.search(f"Dropped from this round: client 0, .*{BAD_ANSWERS[answer]}", caplog.text)
-
-
-@pytest.mark.parametrize("name", ["xgboost:XGBClassifier", "lightgbm:LGBMClassifier"])
-def test_estimators_of_other_packages_run_and_are_exported(name, small, tmp_path):
-    package, kind = name.split(":")
-    builder = getattr(pytest.importorskip(package), kind)
-    settings = {**small, "strategy": "kt-pfl", "models": f"{name},mlp", "num-clients": 2}
-    settings |= {"estimator-options": f"{kind} = {{n_estimators = 5}}"}
-    settings |= {"models-dir": str(tmp_path / "models")}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    assert run.rounds["replies"].tolist() == [2, 2]
-    model = fedkd_flwr.load_model(tmp_path / "models" / "0.safetensors", builder)
-    assert isinstance(model.estimator, builder)
-
-
-@pytest.mark.usefixtures("no_object_is_left")
-def test_a_pipeline_is_named_by_its_parameters():
-    names = [name_objects({"models": scaled(smoothing)})["models"] for smoothing in (1.0, 1.0, 2.0)]
-    assert names[0] == names[1] != names[2]
 
 
 def stop(reply):

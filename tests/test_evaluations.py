@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import SMALL
+from helpers import Witness, run_with
 from safetensors.numpy import load_file, save_file
 from test_comparison import write_lines
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.groups import new_client_accuracies
 from fedkd_flwr.analysis.shown_models import at_best_models, showing
+from fedkd_flwr.export import read_card
 from fedkd_flwr.methods import METHODS
+from fedkd_flwr.runs import prefers_distilled
 from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import Evaluations, standard_error
 from strategies.core.method_record import MethodRecord
@@ -38,20 +40,6 @@ def test_the_trained_model_of_the_only_client_is_what_fedavg_evaluates_next(one_
     assert list(clients["trained_accuracy"]) == list(clients["accuracy"])
     validation = list(clients["validation_accuracy"])
     assert list(clients["trained_validation_accuracy"]) == validation
-
-
-def test_the_only_client_of_kt_pfl_on_parameters_receives_its_own_last_model(one_client, tmp_path):
-    clients = run_of(one_client, tmp_path, strategy="kt-pfl-params").clients
-    assert list(clients["received_accuracy"])[1:] == list(clients["accuracy"])[:-1]
-    assert clients["received_accuracy"].iloc[0] != clients["accuracy"].iloc[0]
-
-
-def test_only_clients_of_the_round_have_an_accuracy_after_training(small, tmp_path):
-    half = {"fraction-train": 0.5, "evaluate-every": 2, "num-server-rounds": 2, "models": "mlp"}
-    clients = run_of(small, tmp_path, strategy="fedavg", **half).clients
-    trained = clients[clients["train_loss"].notna()]
-    counted = clients[clients["trained_accuracy"].notna()]
-    assert list(counted["partition_id"]) == list(trained[trained["round"] == 2]["partition_id"])
 
 
 @pytest.mark.parametrize(
@@ -221,27 +209,6 @@ def test_a_moment_that_some_clients_lack_is_not_shown(small, tmp_path):
     assert "trained_accuracy" not in compared.table
 
 
-def test_steps_of_fine_tuning_are_not_those_of_the_second_moment(small, tmp_path):
-    settings = {**small, "models": "mlp", "strategy": "fedavg-ft"}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    training = sum(row["gradient_steps"] for row in run.round_rows)
-    assert run.summary["gradient_steps"] > training
-    assert showing(run, "trained").summary["gradient_steps"] == training
-
-
-def test_what_only_the_first_moment_has_is_not_shown_at_the_second(small, tmp_path):
-    changes = {"partition": "two-classes", "models": "mlp", "new-clients": 0.25}
-    settings = {**small, **changes, "measures": "classes", "strategy": "fedavg"}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "fedavg")
-    assert len(new_client_accuracies(run)) == 1 and "class_7_total" in run.clients
-    other = showing(run, "trained")
-    assert new_client_accuracies(other).empty
-    assert not [name for name in other.clients if name.startswith(("class_", "held_"))]
-    results = compare(tmp_path, best_evaluation=True).results
-    assert results["method"].tolist() == ["fedavg, after local training"]
-    assert "new_accuracy" not in results
-
-
 # ---- Evaluations of a sample of clients ----------------------------------------------
 
 
@@ -268,13 +235,6 @@ def test_the_expected_square_of_the_standard_error_is_the_variance_of_the_mean()
     assert np.mean(np.square(errors)) == pytest.approx(spread)
 
 
-def test_there_is_none_without_a_sample_and_zero_if_all_are_drawn():
-    rows = [{"accuracy": a} for a in (0.2, 0.6)]
-    assert standard_error(rows, 0) == {}
-    assert standard_error(rows[:1], 9) == {}
-    assert standard_error(rows, 2) == {"accuracy_standard_error": 0}
-
-
 @pytest.mark.parametrize("strategy", ["local", "fedavg"])
 def test_each_evaluation_draws_by_seed_and_round(small, tmp_path, strategy):
     run = fedkd_flwr.run({**small, **SAMPLED, "strategy": strategy}, output_dir=tmp_path / "run")
@@ -299,3 +259,145 @@ def test_the_accuracies_are_those_of_a_run_that_evaluates_all(small, tmp_path):
     )
     assert len(both) == 6
     np.testing.assert_array_equal(both["accuracy_x"], both["accuracy_y"])
+
+
+# ---- After the last distillation -----------------------------------------------------
+
+
+DISTILLING = ["kt-pfl", "sim-pfl", "topk-pfl", "fedmd", "ds-fl", "selective-fd"]
+FOREST = {
+    "models": "sklearn.ensemble:RandomForestClassifier",
+    "estimator-options": "RandomForestClassifier = {n_estimators = 2, max_depth = 3}",
+}
+
+
+@pytest.fixture
+def toy(small):
+    own = {"models": "mlp", "num-server-rounds": 3, "selective-fd.server-threshold": 2.0}
+    return {**small, "strategy": "kt-pfl", **own}
+
+
+def table_of_models(run, *models):
+    """Return counts and losses by round, client, model and split, of some models."""
+    rows = run.evaluations.set_index(["model", "round", "client", "split"]).sort_index()
+    return rows.loc[[*(models or ("own", "distilled"))]]
+
+
+def test_all_methods_that_distill_first_declare_it():
+    assert {n for n in METHODS if "distilled" in METHODS[n].record.evaluates} == {*DISTILLING}
+
+
+@pytest.mark.parametrize("changes", [{"strategy": name} for name in DISTILLING] + [FOREST])
+@pytest.mark.parametrize("cohort", ["off", "on"])
+def test_the_message_after_the_last_round_finds_what_another_round_begins_with(
+    changes, cohort, toy, tmp_path
+):
+    settings = {**toy, **changes, "cohort": cohort}
+    short = fedkd_flwr.run(settings, output_dir=tmp_path / "short", num_server_rounds=2)
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+    clients, splits = settings["num-clients"], 2
+    assert len(table_of_models(whole, "distilled")) == 3 * clients * splits
+    assert table_of_models(short).equals(table_of_models(whole).query("round < 3"))
+    # Nothing is kept of it, and no row is written twice.
+    longer = fedkd_flwr.resume(tmp_path / "short", num_server_rounds=3, allow_code=["sklearn"])
+    assert table_of_models(longer).equals(table_of_models(whole))
+
+
+def test_the_last_message_is_counted_as_traffic_and_is_no_training(toy, tmp_path):
+    witness = Witness()
+    run, _ = run_with(witness, toy, tmp_path / "run")
+    sent = witness.down[3, "distillation", 1]["teacher"]
+    assert not witness.up[3, "distillation", 1]
+    assert {*witness.metrics[3, "distillation", 1]} == {
+        f"distilled-{split}-{name}"
+        for split in ("test", "validation")
+        for name in ("correct", "total", "loss")
+    }
+    down = run.clients.pivot(index="round", columns="partition_id", values="numbers_down")[1]
+    assert list(down) == [0, sent.size, 2 * sent.size]
+    steps = run.rounds["gradient_steps"]
+    assert steps[1] == steps[2]
+
+
+def test_only_clients_that_are_asked_have_a_row(toy, tmp_path):
+    half = {"fraction-train": 0.5, "evaluate-every": 2}
+    witness = Witness()
+    run, _ = run_with(witness, toy, tmp_path / "run", **half)
+    rows = table_of_models(run, "distilled").reset_index()
+    asked = {n: {*rows[rows["round"] == n]["client"]} for n in (1, 2, 3)}
+    assert asked == {1: set(), 2: {*witness.trained(3)}, 3: {0, 1, 2, 3}}
+
+
+@pytest.mark.parametrize("is_distilled", [False, True])
+def test_a_run_exports_what_it_has_chosen(is_distilled, toy, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedkd_flwr.server_app.prefers_distilled", lambda run: is_distilled)
+    models = tmp_path / "models"
+    run = fedkd_flwr.run(toy, output_dir=tmp_path / "run", models_dir=models)
+    clients = run.last_evaluations
+    prefix = "distilled_" if is_distilled else ""
+    for n in range(4):
+        card = read_card(models / f"{n}.safetensors")
+        assert ("evaluated" in card) == is_distilled
+        assert card["metrics"]["correct"] == clients[f"{prefix}correct"][n]
+        loaded = fedkd_flwr.load_model(models / f"{n}.safetensors")
+        assert loaded
+    assert {file.name for file in models.iterdir()} == {
+        f"{n}.{kind}" for n in range(4) for kind in ("json", "safetensors")
+    }
+
+
+def rows_of(*clients):
+    names = ("validation_accuracy", "distilled_validation_accuracy")
+    return [
+        {"round": 2, "accuracy": 0.5, **dict(zip(names, values, strict=False))}
+        for values in clients
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (rows_of((0.5, 0.6), (0.5, 0.5)), True),
+        (rows_of((0.5, 0.6), (0.5, 0.4)), False),
+        (rows_of((0.5, 0.6), (0.5,)), False),
+        (rows_of((), ()), False),
+    ],
+)
+def test_validation_data_choose_if_all_clients_have_both_results(rows, expected):
+    class Stored:
+        round_rows = ({"round": 2},)
+        client_rows = rows
+
+    assert prefers_distilled(Stored()) == expected
+
+
+def test_a_node_chooses_itself(toy, tmp_path):
+    """Client 1 tells the server no results, and chooses as it would if it told them."""
+    nodes = {
+        n: {
+            "models-dir": str(tmp_path / f"node-{n}"),
+            "trust-server": n != 1,
+            "epsilon-budget": math.inf,
+            "min-class-count": 0,
+        }
+        for n in range(4)
+    }
+    run, _ = run_with(Witness(), toy, tmp_path / "run", node_configs=nodes)
+    assert {*run.last_evaluations.index} == {0, 2, 3}
+    clients = fedkd_flwr.run(toy, output_dir=tmp_path / "told").last_evaluations
+    better = clients["distilled_validation_accuracy"] > clients["validation_accuracy"]
+    for n in range(4):
+        (file,) = (tmp_path / f"node-{n}").rglob("*.safetensors")
+        assert ("evaluated" in read_card(file)) == better[n]
+    assert better[1] and not better.all()
+
+
+def test_new_clients_distill_once_more_too(toy, tmp_path):
+    settings = {**toy, "new-clients": 0.25, "new-client-rounds": 2}
+    witness = Witness()
+    run, _ = run_with(witness, settings, tmp_path / "run")
+    (row,) = run.further_rows["new_clients"]
+    told = witness.metrics[2, "distillation", row["partition_id"]]
+    assert row["distilled_correct"] == told["distilled-test-correct"]
+    (shown,) = showing(run, "distilled").further_rows["new_clients"]
+    assert shown["accuracy"] == row["distilled_accuracy"]

@@ -27,12 +27,11 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import flatten
 from fedkd_flwr.data.sources import load_images
 from fedkd_flwr.engines.doctor import check_node
-from fedkd_flwr.models.custom_models import checked_custom_model
+from fedkd_flwr.models.build import checked_custom_model
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.core.flower import parse_config_args
 
-FEDREP = "examples.own_fedrep:fedrep"
 KNOWN_GROUPS = "examples.known_groups:fedavg_in_groups"
 ENSEMBLE_ALONE = "examples.ensemble_alone:ensemble_alone"
 SECOND_PRIVATE_MODEL = "examples.second_private_model:second_private_model"
@@ -60,14 +59,6 @@ def test_fedrep_trains_the_head_and_then_the_body():
         assert frozen[name] is None
 
 
-def test_fedrep_shares_as_much_as_fedper(small, tmp_path):
-    runs = [
-        fedkd_flwr.run({**small, "strategy": name, "models": "mlp"}, output_dir=tmp_path / str(n))
-        for n, name in enumerate((FEDREP, "fedper"))
-    ]
-    assert runs[0].summary["numbers_up"] == runs[1].summary["numbers_up"]
-
-
 def test_the_recurrent_network_learns_the_series(own, tmp_path):
     samples, labels = own_series.waves()
     assert samples.shape == (1200, 1, own_series.STEPS)
@@ -76,12 +67,6 @@ def test_the_recurrent_network_learns_the_series(own, tmp_path):
     changes |= {"strategy": "local", "optimizer": "adam", "momentum": 0.0, "learning-rate": 0.01}
     run = fedkd_flwr.run({**own, **changes, "local-epochs": 3}, output_dir=tmp_path / "run")
     assert run.summary["last_round"]["accuracy_mean"] > 0.5
-
-
-def test_the_partition_of_the_example_is_uneven():
-    shares = own_data.uneven(np.zeros(100), 4, seed=1)
-    assert [len(share) for share in shares] == [10, 20, 30, 40]
-    assert sorted(np.concatenate(shares)) == list(range(100))
 
 
 def test_the_table_has_three_hospitals(tmp_path):

@@ -1,10 +1,16 @@
 """Evaluation messages are created in turn, so that not all clients' models are in memory."""
 
+import time
 import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
+from urllib.error import URLError
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
+from fedkd_flwr.engines import superlink
+from fedkd_flwr.grids import SHORTEST_PAUSE, FastPollingGrid
 from strategies.core.client_info import ClientInfo
 from strategies.core.exchange import Exchange
 from strategies.core.plan import RunPlan
@@ -64,19 +70,6 @@ def test_an_array_for_all_clients_is_encoded_once():
     assert len(encoded) == 1
 
 
-def test_encoding_does_not_outlive_its_array():
-    model, ended = np.arange(1000.0), exchange()
-    encoded = weakref.ref(ended.encoded({"weights": model})["weights"])
-    del ended
-    assert encoded() is None
-
-
-def test_other_grids_may_iterate_twice():
-    messages = exchange().to_evaluate(CLIENTS, lambda n: {"weights": np.full(3, n)}, grid=None)
-    first, again = list(messages), list(messages)
-    assert all(one is other for one, other in zip(first, again, strict=True))
-
-
 def test_replies_are_sorted_by_client_in_whatever_order_they_arrive():
     """Sums of floating-point numbers depend on their order."""
     exchanged, replies = exchange(), []
@@ -88,3 +81,73 @@ def test_replies_are_sorted_by_client_in_whatever_order_they_arrive():
         replies.append(Message(content, reply_to=message))
     valid = exchanged.valid_replies(replies[::-1], lambda n: {}, (), lambda reply: None)
     assert list(valid) == list(CLIENTS)
+
+
+# ---- A grid that polls for replies ---------------------------------------------------
+
+
+class SlowNodes:
+    """A fake network: node n's reply is available from the n-th poll on."""
+
+    def __init__(self):
+        self.looks, self.sent = 0, {}
+
+    def push_messages(self, messages):
+        for number, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = str(number)
+            self.sent[str(number)] = message
+        return list(self.sent)
+
+    def pull_messages(self, message_ids):
+        self.looks += 1
+        there = [key for key in message_ids if self.sent[key].metadata.dst_node_id <= self.looks]
+        return [Message(RecordDict(), reply_to=self.sent[key]) for key in there]
+
+
+def messages_to(*nodes):
+    content = RecordDict({"config": ConfigRecord({})})
+    return [Message(content, node, MessageType.TRAIN) for node in nodes]
+
+
+def test_replies_are_collected_as_they_arrive():
+    nodes = SlowNodes()
+    started_at = time.monotonic()
+    replies = FastPollingGrid(nodes).send_and_receive(messages_to(1, 3, 2))
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 2, 3]
+    assert nodes.looks == 3
+    assert 2 * SHORTEST_PAUSE <= time.monotonic() - started_at < 2
+
+
+def test_it_tells_how_long_each_node_took():
+    grid = FastPollingGrid(SlowNodes())
+    grid.send_and_receive(messages_to(1, 3))
+    assert list(grid.waited) == [1, 3]
+    assert grid.waited[3] >= grid.waited[1] + 2 * SHORTEST_PAUSE
+
+
+def test_late_replies_are_not_waited_for():
+    replies = FastPollingGrid(SlowNodes()).send_and_receive(messages_to(1, 999), timeout=0.3)
+    assert [reply.metadata.src_node_id for reply in replies] == [1]
+
+
+def test_the_last_poll_is_at_the_deadline():
+    """A longer pause is shortened, and replies that arrived meanwhile are collected."""
+    grid = FastPollingGrid(SlowNodes())
+    grid.pause = lambda waited: 5.0
+    started_at = time.monotonic()
+    replies = grid.send_and_receive(messages_to(1, 2), timeout=0.3)
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
+    assert time.monotonic() - started_at < 3
+
+
+def test_a_superlink_that_is_slow_to_answer_is_asked_again(monkeypatch):
+    answers = iter([URLError("refused"), TimeoutError("timed out"), ConnectionResetError(), None])
+
+    def urlopen(address, timeout):
+        if error := next(answers):
+            raise error
+        return nullcontext()
+
+    monkeypatch.setattr(superlink.urllib.request, "urlopen", urlopen)
+    superlink._wait_until_healthy(SimpleNamespace(poll=lambda: None), "1")
+    assert next(answers, "none left") == "none left"

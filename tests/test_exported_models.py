@@ -11,19 +11,20 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import fedkd_flwr
+from fedkd_flwr import export
 from fedkd_flwr.cli import app
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import read_config
 from fedkd_flwr.export import (
     exported_models,
-    files,
+    files_at,
     load_model,
+    predict,
     read_card,
     round_folder,
     save_personalized_model,
 )
-from fedkd_flwr.export.predicting import files_at, predict
 from fedkd_flwr.training.loop import count_correct
 from strategies.core.versions import installed_versions
 from tests.disclosure import NormedNet
@@ -84,14 +85,14 @@ def test_a_card_of_another_shape_is_refused_before_a_model_is_built(
     """A card with images of 6000 pixels took 14 GB and four minutes."""
     path, card = next(exported_models(models))
     path.with_suffix(".json").write_text(json.dumps(card | changes))
-    built, build = [], files.build_model
+    built, build = [], export.build_model
 
     def on_meta_alone(*arguments):
         built.append(build(*arguments))
         assert all(parameter.is_meta for parameter in built[-1].parameters())
         return built[-1]
 
-    monkeypatch.setattr(files, "build_model", on_meta_alone)
+    monkeypatch.setattr(export, "build_model", on_meta_alone)
     with pytest.raises(ValueError, match=reason):
         load_model(path)
     assert len(built) <= 1
@@ -105,7 +106,7 @@ def test_only_the_owner_reads_a_model_and_its_card(models):
 def test_an_export_that_fails_leaves_the_model_before_it(models, monkeypatch):
     folder = round_folder(models / "ab12", 30)
     before = {file: file.read_bytes() for file in folder.iterdir()}
-    monkeypatch.setattr(files.json, "dumps", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(export.json, "dumps", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         save_personalized_model(fedkd_flwr.build_model("mlp", (1, 8, 8), 2), CARD, folder)
     assert {file: file.read_bytes() for file in folder.iterdir()} == before
@@ -211,13 +212,6 @@ def test_a_model_without_images_is_refused_in_one_line(models, tmp_path):
     )
     path.with_suffix(".json").write_text(json.dumps({**CARD, "shape": [64]}))
     assert cli("predict", path, __file__)[0] == 1
-
-
-def test_the_command_lists_models_of_all_runs(models):
-    assert oct(round_folder(models / "ab12", 30).stat().st_mode & 0o777) == "0o700"
-    lines = [line for line in cli("models", "list", models)[1].splitlines() if "round-" in line]
-    assert len(lines) == 2
-    assert "ab12/round-000030" in lines[0] and "75.0%" in lines[0]
 
 
 NORMED = "tests.disclosure:NormedNet"

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from by_hand import trained
-from two_clients import (
+from by_hand import (
     CHANGES,
     assert_same_models,
     gradient,
     loss_on_test_data,
     returned_weights,
     sizes_of,
+    trained,
     training_data,
     witnessed,
 )

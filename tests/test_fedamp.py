@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from two_clients import CHANGES, gradient, training_data, witnessed
+from by_hand import CHANGES, gradient, training_data, witnessed
 
 from strategies.core.plan import RunPlan
 from strategies.core.replies import Reply

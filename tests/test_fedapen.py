@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import logits as logits_of
-from helpers import breaking, client_of, run_with
-from torch import nn
-from torch.nn import functional
-from two_clients import (
+from by_hand import (
     CHANGES,
     assert_same_models,
     returned_weights,
     sizes_of,
     witnessed,
 )
+from by_hand import logits as logits_of
+from helpers import breaking, client_of, run_with
+from torch import nn
+from torch.nn import functional
 
 AS_FML = {"fedapen.adaptability-share": 0.0, "fedapen.ensemble-weight": 0.0}
 """Settings with which both models learn as in FML, at twice its rate."""
@@ -123,13 +123,6 @@ def test_the_adaptability_set_fine_tunes_no_model(small, monkeypatch):
     assert sum(len(labels) for _, labels in seen) == 2 * len(used)
     images, own = torch.cat([images for images, _ in seen]), client.data.train_images
     assert not (images[:, None] == own[kept][None]).flatten(2).all(dim=2).any()
-
-
-@pytest.mark.parametrize(("total", "kept"), [(1, 0), (2, 0), (3, 1), (30, 1), (100, 5)])
-def test_two_samples_are_left_to_train(total, kept, small, monkeypatch):
-    client = client_of(small)
-    monkeypatch.setattr(type(client.data), "num_train", total)
-    assert [len(part) for part in client.parts] == [kept, total - kept]
 
 
 def test_without_the_ensemble_both_models_learn_as_in_fml_bit_for_bit(small, tmp_path):

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import trained
-from helpers import Witness, client_of, run_with
-from two_clients import (
+from by_hand import (
     BODY,
     CHANGES,
     assert_rounds,
     gradient,
     loss_on_test_data,
+    trained,
     training_data,
     witnessed,
 )
+from helpers import client_of
 
 import fedkd_flwr
 from fedkd_flwr.clients.fedbabu import body_loss, head_loss
@@ -109,33 +109,6 @@ def test_fine_tuning_moves_the_chosen_part_alone_by_its_gradient(part, moved, sm
     np.testing.assert_allclose(whole(client), expected, atol=2e-6)
     changed = whole(client) != before
     assert [part.any() for part in np.split(changed, [BODY])] == [*moved]
-
-
-def test_fine_tuning_changes_neither_training_nor_what_is_sent(small, tmp_path):
-    """The next round starts from the average and the initial head."""
-    one, few = witnessed(small, tmp_path / "one", **{"fedbabu.epochs": 1})
-    other, many = witnessed(small, tmp_path / "other", **{"fedbabu.epochs": 4})
-    np.testing.assert_equal(one.up, other.up)
-    assert list(few.clients["fine_tuning_steps"]) == [1] * 4
-    assert list(many.clients["fine_tuning_steps"]) == [4] * 4
-    assert (few.clients["loss"] != many.clients["loss"]).all()
-
-
-def test_fine_tuning_the_whole_initial_model_is_the_training_of_local(small):
-    """Before round 1 the body is the initial one, as under `local`."""
-    client = client_of(small)
-    before = initial_weights(small)
-    client.session.prepared({"weights": before[:BODY]}, 1)
-    local = client_of({**small, "strategy": "local", "local-epochs": 2})
-    local.train({}, 1, "train")
-    np.testing.assert_allclose(whole(client), whole(local), atol=2e-6)
-
-
-def test_a_client_keeps_neither_its_model_nor_momentum(small, tmp_path):
-    _, grid = run_with(Witness(), {**small, "momentum": 0.9}, tmp_path / "run")
-    client = client_of(small, 0, grid.contexts[0])
-    assert client.session.memory.load("model") is None
-    assert not client.session.memory.load("optimizer")
 
 
 def test_a_model_of_one_layer_is_refused(small, tmp_path):

@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers import names_in_state
+from by_hand import CHANGES, assert_rounds, training_data, witnessed
 from torch import nn
 from torch.nn import functional
-from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
-import fedkd_flwr
 from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, model_vectors
-from strategies.core.layer_choice import WITHOUT_BATCH_NORM
+from strategies.core.declarations import WITHOUT_BATCH_NORM
 
 HIDDEN = 8
 
@@ -73,20 +71,3 @@ def test_two_rounds_by_hand(small, tmp_path):
         return parts[0].numpy()
 
     assert_rounds(run, small, end_of, atol=2e-5)
-
-
-def test_nothing_of_batch_normalization_travels(small, tmp_path):
-    run, _ = witnessed(small, tmp_path / "run")
-    for arrays in (*run.up.values(), *run.down.values()):
-        assert all(array.shape == (SHARED,) for array in arrays.values())
-        assert set(arrays) <= {"weights"}
-
-
-@pytest.mark.parametrize("statistics", ["fresh", "kept"])
-def test_two_rounds_equal_one_round_resumed_by_another(statistics, small, tmp_path):
-    small |= {"batch-norm-statistics": statistics}
-    whole = fedkd_flwr.run(small, output_dir=tmp_path / "whole")
-    fedkd_flwr.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert names_in_state(tmp_path / "run") == {"model/weights"}
-    resumed = fedkd_flwr.resume(tmp_path / "run", num_server_rounds=2, allow_code=["test_fedbn"])
-    assert list(resumed.clients["loss"]) == list(whole.clients["loss"])

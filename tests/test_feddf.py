@@ -133,13 +133,6 @@ def test_a_diverged_distillation_keeps_the_average(steps, two, tmp_path, logged)
     np.testing.assert_array_equal(wild.down[last]["weights"], without.down[last]["weights"])
 
 
-def test_a_client_with_an_architecture_of_its_own_is_dropped(two, tmp_path):
-    run, _ = run_with(Witness(), two, tmp_path / "run", node_configs={1: {"model": "lenet"}})
-    failures = run.clients.set_index(["round", "partition_id"])["failure"]
-    assert failures.isna()[1, 0]
-    assert "another architecture" in failures[1, 1]
-
-
 def test_updates_are_clipped_within_their_architecture():
     """With and without batch normalization, and ten times as long in one as in the other."""
     start = {
@@ -175,14 +168,6 @@ def test_pfeddf_is_feddf_that_clients_fine_tune_before_they_are_evaluated(two, t
         losses = [run.clients.query("round == 2")["loss"].iloc[n] for run in (plain, tuned)]
         assert losses[1] == pytest.approx(expected, abs=1e-5)
         assert losses[0] != pytest.approx(expected, abs=1e-3)
-
-
-def test_only_the_server_needs_the_public_set():
-    run = read_config({"strategy": "feddf", "public-dataset": "mnist"}).run
-    assert run.server_data_plan.settings.public_dataset == "mnist"
-    assert run.data_plan.settings.public_dataset == "none"
-    fedmd = read_config({"strategy": "fedmd", "public-dataset": "mnist"}).run
-    assert fedmd.data_plan == fedmd.server_data_plan
 
 
 def test_a_server_without_its_public_set_stops_before_any_client_works(small, tmp_path):

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import Witness, breaking, raising, replacing, run_with
-from two_clients import (
+from by_hand import (
     CHANGES,
     assert_same_models,
     gradient,
@@ -76,16 +75,3 @@ def test_clients_of_the_first_round_are_fedprox_bit_for_bit(small, tmp_path):
         {**small, "strategy": "fedprox", "fedprox.mu": 0.4}, tmp_path / "fedprox"
     )
     assert_same_models(dynamic, proximal)
-
-
-@pytest.mark.parametrize(
-    "change", [replacing(weights=np.full(79510, np.nan, np.float32)), raising("lost")]
-)
-def test_a_bad_or_lost_reply_leaves_the_round_to_the_others(change, small, tmp_path):
-    witness = Witness(breaking(change))
-    run, _ = run_with(witness, small, tmp_path / "run")
-    assert list(run.rounds["failures"]) == [1, 1]
-    start, end = (part[1, "train", 0]["weights"] for part in (witness.down, witness.up))
-    drift = -ALPHA / 2 * (end - start)
-    sent = witness.down[2, "train", 0]["weights"]
-    np.testing.assert_allclose(sent, end - drift / ALPHA, atol=2e-6)

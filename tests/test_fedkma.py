@@ -28,12 +28,12 @@ from fedkd_flwr.analysis.genotypes import client_genotypes
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.config import read_config
-from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.server_app import initial_model
-from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.loop import (
+    SGD,
+    Adam,
     DivergedError,
     predict_logits,
     refresh_statistics,
@@ -176,7 +176,7 @@ def test_sharpness_is_a_power_of_the_weights():
     np.testing.assert_allclose(sharing_row(distances, labels, sharpness=3.0), expected)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("sgd", optimizers.SGD), ("adam", optimizers.Adam)])
+@pytest.mark.parametrize(("name", "kind"), [("sgd", SGD), ("adam", Adam)])
 def test_alpha_uses_the_configured_optimizer(tiny, name, kind):
     client = client_of({**tiny, "momentum": 0.7, "fedkma.alpha-optimizer": name})
     optimizer = client.alpha_optimizer(split_parameters(client.model)[0])
@@ -295,27 +295,6 @@ def test_a_setting_selects_the_statistics_for_evaluation(small, statistics, are_
                 buffer.fill_(variance)
         losses.append(client.evaluate([], {"names": [], "server-round": 1})[0])
     assert (losses[0] == pytest.approx(losses[1])) == are_alike
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_the_share_for_alpha_is_what_omega_does_not_see(tiny, share):
-    client = first_client({**tiny, "fedkma.alpha-share": share})
-    for_omega, for_alpha = client.search_samples()
-    assert sorted([*for_omega.tolist(), *for_alpha.tolist()]) == list(range(client.data.num_train))
-    assert len(for_alpha) == pytest.approx(share * client.data.num_train, abs=1)
-
-
-def test_without_a_share_both_see_all_samples(tiny):
-    client = first_client({**tiny, "fedkma.alpha-share": 0.0})
-    everything = list(range(client.data.num_train))
-    assert [part.tolist() for part in client.search_samples()] == [everything, everything]
-
-
-def test_a_search_needs_two_samples(tiny, monkeypatch):
-    client = first_client(tiny)
-    monkeypatch.setattr(ClientData, "num_train", 1)
-    with pytest.raises(ValueError, match="at least 2 training samples"):
-        client.search(1)
 
 
 def test_a_search_whose_last_step_overflows_has_diverged(tiny):

@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import parts_of
+from by_hand import CHANGES, parts_of, returned_weights, sizes_of, training_data, witnessed
 from helpers import client_of
 from torch.nn import functional
-from two_clients import CHANGES, returned_weights, sizes_of, training_data, witnessed
 
 import fedkd_flwr
 from fedkd_flwr.analysis.cross import cross
 from fedkd_flwr.clients.fedmrl import FusedPair
-from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.darts.genotype import SearchSpace
-from fedkd_flwr.models.features import with_common_width
 from fedkd_flwr.models.model_pool import Architecture
 
 D1 = 16
@@ -95,15 +92,6 @@ def test_a_pair_equals_two_networks_whose_logits_are_added():
         )
         pair = FusedPair(private, shared)
         torch.testing.assert_close(pair.as_ensemble()(images), pair(images))
-
-
-def test_the_shared_model_is_as_narrow_as_the_narrowest(small, tmp_path):
-    """lenet has 84 features, and mlp 100."""
-    changes = {"models": "mlp,lenet", "num-server-rounds": 1, "fedmrl.shared-width": 500}
-    run, _ = witnessed(small, tmp_path / "run", **changes)
-    expected = with_common_width(build_model("mlp", (1, 28, 28), 10), 84)
-    size = sum(parameter.numel() for parameter in expected.parameters())
-    assert [len(weights) for weights in returned_weights(run).values()] == [size, size]
 
 
 def test_stored_models_are_evaluated_with_the_shared_one(small, tmp_path):

@@ -120,9 +120,3 @@ def test_with_a_fixed_network_it_trains_as_fedavg_does(tiny, tmp_path):
     ]
     assert list(runs[0].clients["train_loss"]) == list(runs[1].clients["train_loss"])
     assert not runs[0].matrices
-
-
-def test_settings_of_the_former_fednas_are_reported(tiny):
-    warnings = read_config({**tiny, "fedkma.alpha-share": 0.3}).warnings
-    assert any('set strategy = "fedkma-uniform"' in sentence for sentence in warnings)
-    assert not any("fedkma-uniform" in sentence for sentence in read_config(tiny).warnings)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import CHANGES, assert_rounds, training_data, witnessed
 from by_hand import logits as logits_of
 from torch.nn import functional
-from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
 from fedkd_flwr.clients.fedntd import not_true
 

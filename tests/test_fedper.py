@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import trained
+from by_hand import (
+    BODY,
+    CHANGES,
+    assert_rounds,
+    loss_on_test_data,
+    trained,
+    training_data,
+    witnessed,
+)
 from helpers import client_of
 from torch import nn
-from two_clients import BODY, CHANGES, assert_rounds, loss_on_test_data, training_data, witnessed
 
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.layers import head_of
@@ -59,14 +66,3 @@ def test_bodies_are_averaged_and_heads_stay_personal(small, tmp_path):
         expected = loss_on_test_data(np.concatenate([body, heads[n]]), small, n)
         losses = finished.clients.set_index(["round", "partition_id"])["loss"]
         assert losses[2, n] == pytest.approx(expected, abs=1e-5)
-
-
-def test_buffers_are_sent_with_the_body(small, tmp_path):
-    changes = {"models": "shufflenetv2", "num-server-rounds": 1, "local-iterations": 1}
-    run, _ = witnessed({**small, **changes, "max-samples": 120, "batch-size": 4}, tmp_path / "run")
-    expected = model_vectors(build_model("shufflenetv2", (1, 28, 28), 10), slice(None, -1))
-    sent = run.up[1, "train", 0]
-    assert {kind: vector.shape for kind, vector in sent.items()} == {
-        kind: vector.shape for kind, vector in expected.items()
-    }
-    assert set(sent) == {"weights", "buffers"}

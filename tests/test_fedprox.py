@@ -1,7 +1,7 @@
 """FedProx (Li et al. 2020): the proximal step and its center. Limits are in `test_protocol`."""
 
 import numpy as np
-from two_clients import CHANGES, assert_rounds, gradient, training_data, witnessed
+from by_hand import CHANGES, assert_rounds, gradient, training_data, witnessed
 
 
 def test_clients_take_proximal_steps_and_the_server_averages_by_samples(small, tmp_path):

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import parts_of
+from by_hand import CHANGES, assert_rounds, parts_of, training_data, witnessed
 from helpers import client_of
 from torch.nn import functional
-from two_clients import CHANGES, assert_rounds, training_data, witnessed
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from by_hand import TWO_CLIENTS, trained, training_data
-from two_clients import witnessed
+from by_hand import TWO_CLIENTS, trained, training_data, witnessed
 
-import fedkd_flwr
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.fesem import FeSEM, FeSEMSettings, first_centers
@@ -59,14 +57,6 @@ def test_clients_without_a_center_receive_the_global_mean(small, tmp_path):
     mean = np.average(trained_models, axis=0, weights=sizes)
     sent = witness.down[1, "evaluate", absent]["weights"]
     np.testing.assert_allclose(sent, mean, atol=1e-6)
-
-
-def test_a_center_is_counted_once_for_all_its_clients(small, tmp_path):
-    run = fedkd_flwr.run({**small, "num-clients": 4}, output_dir=tmp_path / "run")
-    initial, centers = run.rounds["numbers_down_broadcast"]
-    assert len(set(run.matrices["clusters"][0])) == 2
-    assert list(run.rounds["numbers_down"]) == [4 * initial] * 2
-    assert centers == 2 * initial
 
 
 def test_centers_that_no_client_began_stay_unused():

@@ -4,10 +4,15 @@ import json
 import math
 
 import pytest
-from helpers import SMALLEST_SUPERNET
+import torch
+from flwr.app import Context, RecordDict
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
+from fedkd_flwr.bundles.approved_runs import approve_run
+from fedkd_flwr.client_app import build_client
+from fedkd_flwr.config import read_config
+from fedkd_flwr.training.loop import joined
 
 
 @pytest.fixture
@@ -45,28 +50,11 @@ def test_distillation_steps_count_from_the_second_round(base, tmp_path):
         assert table.loc[n].tolist() == [private, private + 2 * batches(40, 15)]
 
 
-def test_the_steps_of_a_cohort_are_those_of_each_client(base, tmp_path):
-    settings = {**base, "strategy": "ditto"}
-    alone = fedkd_flwr.run(settings, output_dir=tmp_path / "alone")
-    together = fedkd_flwr.run({**settings, "cohort": "on"}, output_dir=tmp_path / "together")
-    table, sizes = steps_by_round(alone)
-    assert table.equals(steps_by_round(together)[0])
-    # Ditto trains the global model and the personal one.
-    assert table[1].to_dict() == {n: 2 * batches(size, 16) for n, size in sizes.items()}
-
-
 def test_the_second_stage_of_persfl_counts_in_its_last_round(base, tmp_path):
     run = fedkd_flwr.run({**base, "strategy": "persfl"}, output_dir=tmp_path / "run")
     table, sizes = steps_by_round(run)
     # Lambda 0 ignores T, so there are three pairs, one epoch each.
     assert table[2].to_dict() == {n: (1 + 3) * batches(size, 16) for n, size in sizes.items()}
-
-
-def test_architecture_weights_take_a_step_beside_each_step_of_the_network(base, tmp_path):
-    settings = {**base, **SMALLEST_SUPERNET, "strategy": "fedkma-uniform", "num-server-rounds": 1}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    table, sizes = steps_by_round(run)
-    assert table[1].to_dict() == {n: 2 * batches(size, 16) for n, size in sizes.items()}
 
 
 def test_new_clients_have_steps_of_their_own(base, tmp_path):
@@ -84,13 +72,6 @@ def test_a_comparison_shows_the_steps_of_a_client_unless_earlier_code_made_the_r
     earlier = {name: value for name, value in run.summary.items() if name != "gradient_steps"}
     (run.path / "summary.json").write_text(json.dumps(earlier))
     assert "gradient steps" not in compare(run.path).to_markdown()
-
-
-def test_clients_that_were_never_contacted_count_in_the_mean(base, tmp_path):
-    few = {"num-clients": 6, "num-server-rounds": 1, "fraction-train": 0.4, "evaluate-clients": 1}
-    run = fedkd_flwr.run({**base, **few, "new-clients": 0.2}, output_dir=tmp_path / "run")
-    assert run.clients["partition_id"].nunique() < 5
-    assert compare(run).table["gradient_steps"].tolist() == [run.summary["gradient_steps"] / 5]
 
 
 def fine_tuning_by_round(run):
@@ -148,8 +129,58 @@ def test_per_fedavg_takes_two_steps_a_batch_and_one_before_an_evaluation(base, t
     assert as_received.summary["gradient_steps"] == table.to_numpy().sum()
 
 
-def test_new_clients_are_fine_tuned_for_their_evaluation(base, tmp_path):
-    settings = {**base, "strategy": "fedavg-ft", "fedavg-ft.epochs": 2, "new-clients": 0.25}
-    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
-    (new,) = run.further_rows["new_clients"]
-    assert run.round_rows[-1]["new_fine_tuning_steps"] == 2 * batches(new["num_examples"], 16)
+# ---- No step of a node mixes few samples ---------------------------------------------
+
+
+SMALLEST = 10
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([[0, 1, 2], [3, 4], [5, 6, 7], [8]], [[0, 1, 2], [3, 4, 5, 6, 7, 8]]),
+        ([[0], [0], [0], [1], [2], [3, 4, 5]], [[0, 0, 0, 1, 2], [3, 4, 5]]),
+        ([[0, 1], [1]], []),
+        ([], []),
+    ],
+)
+def test_batches_with_few_different_samples_are_joined(batches, expected):
+    found = joined([torch.tensor(batch) for batch in batches], smallest=3)
+    assert [batch.tolist() for batch in found] == expected
+
+
+def test_batches_that_are_large_enough_stay_as_they_are():
+    batches = [torch.arange(start, start + 4) for start in (0, 4, 8)]
+    assert all(map(torch.equal, joined(batches, smallest=4), batches))
+
+
+def client_on(node_config, small, approved, strategy, **changes):
+    silo = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60}
+    silo |= {"max-samples": 460, "models": "lenet", "batch-size": 4, "public-size": 40}
+    run_config = read_config({**small, **silo, "strategy": strategy, **changes}).flat()
+    approve_run(run_config, approved)
+    node_config = {"partition-id": 1, "epsilon-budget": math.inf, **node_config}
+    node_config["approved-runs"] = str(approved)
+    return build_client(Context(1, 1, node_config, RecordDict(), run_config))
+
+
+@pytest.mark.parametrize("strategy", ["local", "moon", "pfedme", "per-fedavg", "scaffold"])
+@pytest.mark.parametrize("changes", [{"local-epochs": 2}, {"local-iterations": 7}])
+def test_private_batches_of_a_node(strategy, changes, small, tmp_path):
+    guarded = {"trust-server": False, "client-split": "any", "min-class-count": SMALLEST}
+    sizes = []
+    for node in ({"trust-server": True}, guarded):
+        client = client_on(node, small, tmp_path / "approved", strategy, **changes)
+        sizes.append([len(batch[0]) for batch in client.private_batches(1)])
+    assert max(sizes[0]) <= 5
+    assert min(sizes[1]) >= SMALLEST
+
+
+def test_fine_tuning_of_a_node(small, tmp_path, monkeypatch):
+    node, changes = {"trust-server": False}, {"fine-tune-epochs": 1}
+    client = client_on(node, small, tmp_path / "approved", "local", **changes)
+    seen = []
+    see = lambda model, loss, optimizer, batches: seen.extend(batches)  # noqa: E731
+    monkeypatch.setattr("fedkd_flwr.clients.evaluating.train_on", see)
+    client.session.prepared({}, 1)
+    assert seen and min(len(images) for images, _ in seen) >= SMALLEST

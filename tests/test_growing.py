@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from helpers import Witness, breaking, most_of_them_slow, raising, run_with, write_image_folder
 
-from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data.sources import load_images
@@ -20,12 +19,11 @@ from fedkd_flwr.runs import (
     load_run,
     read_checkpoint,
 )
-from fedkd_flwr.runs.reading import in_one_shape
 from fedkd_flwr.server_app import check_run
-from strategies.core.growing import padded, with_equal_weights, with_means
-from strategies.core.plan import PlanSettings, sample_clients
+from strategies.core.plan import PlanSettings
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.rounds import NEW_CLIENTS
+from strategies.core.state import padded, with_equal_weights, with_means
 from strategies.persfl import PERSONALIZE
 from tests.stored_runs import SUPERNET
 
@@ -156,13 +154,6 @@ def test_rows_of_clients_that_join():
     np.testing.assert_array_equal(padded(rows, 3), [[1, 2], [3, 6], [0, 0]])
 
 
-def test_matrices_of_rounds_with_fewer_clients_are_filled_up():
-    filled = in_one_shape([np.ones((2, 2)), np.zeros((3, 3))])
-    assert np.isnan(filled[0, 2]).all()
-    assert filled[0, :2, :2].sum() == 4
-    assert in_one_shape([np.array([5]), np.array([6, 7])]).tolist() == [[5, -1], [6, 7]]
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -242,27 +233,6 @@ def test_a_newcomer_gets_the_model_of_a_new_client(small, tmp_path, silos, strat
     assert run.summary["new_clients"]["accuracy_mean"] == row["accuracy"]
 
 
-def test_a_newcomer_gets_the_model_of_a_client_that_took_part_in_stage_2_alone(
-    small, tmp_path, silos
-):
-    apart, one = range(BEFORE), {"num-server-rounds": 1}
-    one["seed"] = next(
-        n for n in range(9) if sample_clients(range(AFTER), BEFORE, n, 1) == [*apart]
-    )
-    settings = persfl_of(small, tmp_path, **one)
-    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
-    (row,) = received(settings, tmp_path, silos).table(NEW_CLIENTS).to_dict("records")
-    sampled = {
-        **persfl_of(small, tmp_path / "whole", "persfl", AFTER, **one),
-        "fraction-train": 0.75,
-    }
-    whole, _ = run_with(client_app, sampled, tmp_path / "whole/run", node_configs=silos)
-    expected = whole.clients.set_index("partition_id").loc[3]
-    assert np.isnan(expected["train_loss"])
-    for name in ("accuracy", "loss", "lambda", "temperature", "teacher_round", "answers"):
-        assert row[name] == expected[name], name
-
-
 def test_newcomers_change_nothing_else(small, tmp_path, silos):
     settings = persfl_of(small, tmp_path)
     before, _ = run_with(client_app, settings, tmp_path / "run", node_configs=silos)
@@ -283,18 +253,6 @@ def test_newcomers_change_nothing_else(small, tmp_path, silos):
     assert {k: v for k, v in run.summary.items() if k not in apart} == {
         k: v for k, v in summary.items() if k not in apart
     }
-
-
-def test_a_run_with_newcomers_is_compared_as_before(small, tmp_path, silos):
-    settings = persfl_of(small, tmp_path)
-    others = {**settings, "strategy": "local", "state-dir": ""}
-    local, _ = run_with(client_app, others, tmp_path / "local", node_configs=silos)
-    before, _ = run_with(client_app, settings, tmp_path / "run", node_configs=silos)
-    accuracies = compare([before, local]).results["accuracy"]
-    found = compare([received(settings, tmp_path, silos), local])
-    assert list(found.results["accuracy"]) == list(accuracies)
-    assert found.results["new_accuracy"].notna().sum() == 1
-    assert not [note for note in found.notes if "lack an evaluation" in note]
 
 
 def test_a_newcomer_needs_no_other_client(small, tmp_path, silos):
@@ -351,15 +309,6 @@ def test_a_run_with_newcomers_can_be_extended_and_receive_more(small, tmp_path, 
     assert rows[["round", "partition_id"]].to_numpy().tolist() == [[2, 2], [3, 3]]
 
 
-def test_a_run_that_stopped_early_receives_newcomers(small, tmp_path, silos):
-    early = {"patience": 1, "num-server-rounds": 6, "learning-rate": 1e-9}
-    settings = persfl_of(small, tmp_path, **early)
-    before, _ = run_with(client_app, settings, tmp_path / "run", node_configs=silos)
-    assert len(before.rounds) == 3
-    rows = received(settings, tmp_path, silos).table(NEW_CLIENTS)
-    assert rows[["round", "partition_id"]].to_numpy().tolist() == [[3, 3]]
-
-
 def test_without_a_stored_global_model_nobody_joins(small, tmp_path, silos):
     settings = persfl_of(small, tmp_path)
     run_with(client_app, settings, tmp_path / "run", node_configs=silos)
@@ -368,10 +317,3 @@ def test_without_a_stored_global_model_nobody_joins(small, tmp_path, silos):
     with pytest.raises(DamagedRunError, match=r"global-000002.safetensors is damaged"):
         received(settings, tmp_path, silos)
     assert files_in(tmp_path / "run") == files
-
-
-def test_a_finished_run_of_another_method_needs_further_rounds(small, tmp_path, silos):
-    settings = settings_of(small, tmp_path, "fedavg")
-    run_with(client_app, settings, tmp_path / "run", node_configs=silos)
-    with pytest.raises(RunDirectoryError, match="holds a finished run; to add rounds"):
-        received(settings, tmp_path, silos)

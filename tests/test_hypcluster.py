@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from by_hand import TWO_CLIENTS, loss_of, trained, training_data
+import torch
+from by_hand import TWO_CLIENTS, loss_of, trained, training_data, witnessed
 from helpers import breaking, client_of, replacing, run_with
-from two_clients import witnessed
 
 from strategies.clusters import moved_centers
 
@@ -27,7 +27,9 @@ def test_clients_train_the_best_hypothesis_and_each_becomes_the_mean_of_its_clie
     for server_round in (1, 2, 3):
         hypotheses = witness.down[server_round, "train", 0]["weights"]
         assert hypotheses.shape[0] == 2 and not np.array_equal(*hypotheses)
-        labels = [int(np.argmin([loss_of(h, *own) for h in hypotheses])) for own in data]
+        labels = [
+            int(np.argmin([loss_of(torch.tensor(h), *own) for h in hypotheses])) for own in data
+        ]
         expected = [trained(hypotheses[k], *data[n]) for n, k in enumerate(labels)]
         for n in range(3):
             up = witness.up[server_round, "train", n]
@@ -49,7 +51,7 @@ def test_a_client_is_evaluated_with_the_hypothesis_of_lowest_training_loss(small
     witness, run = witnessed(small, tmp_path / "run", **{"num-server-rounds": 1})
     (hypotheses,) = witness.down[1, "evaluate", 0].values()
     for n in (0, 1):
-        best = min(hypotheses, key=lambda h: loss_of(h, *training_data(small, n)))
+        best = min(hypotheses, key=lambda h: loss_of(torch.tensor(h), *training_data(small, n)))
         fedavg = {**small, "strategy": "fedavg"}
         metrics = client_of(fedavg, n).session.evaluate_model({"weights": best}, 1).metrics
         assert run.clients["loss"][n] == pytest.approx(metrics["own-test-loss"], abs=1e-6)

@@ -95,12 +95,6 @@ def test_the_run_config_is_known_without_anything_heavy():
     assert [name for name in loaded if name.startswith("fedkd_flwr.clients")] == []
 
 
-def test_knowing_the_methods_loads_none():
-    loaded = loaded_by("from fedkd_flwr.methods import METHODS; assert METHODS")
-    assert [name for name in loaded if name.startswith("strategies")] == []
-    assert loaded & HEAVY == set()
-
-
 def test_help_loads_neither_flower_nor_rich_nor_anything_heavy():
     loaded = loaded_by_command("--help")
     assert loaded & {*HEAVY, "flwr", "rich", "pydantic", "numpy"} == set()
@@ -120,11 +114,6 @@ def test_a_lenet_client_on_a_parquet_file_loads_no_unused_package(stages):
     _, parquet, _ = stages
     assert parquet >= FILES
     assert parquet & NEVER_ON_A_CLIENT == set()
-
-
-def test_runs_are_written_and_opened_without_frames(stages):
-    *_, runs = stages
-    assert runs & {"pandas", *PLOTS} == set()
 
 
 def test_a_run_in_one_process_loads_no_server_of_flower(tmp_path):

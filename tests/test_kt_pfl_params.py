@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import trained
+from by_hand import CHANGES, sizes_of, trained, training_data, witnessed
 from helpers import Witness, run_with
-from two_clients import CHANGES, sizes_of, training_data, witnessed
 
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.kt_pfl_params import distance_gradient

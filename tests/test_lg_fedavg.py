@@ -5,7 +5,6 @@ import pytest
 import torch
 from helpers import Witness, client_of, run_with
 
-import fedkd_flwr
 from fedkd_flwr.models.layers import head_of
 
 
@@ -46,14 +45,3 @@ def test_bodies_stay_and_are_trained_from_round_to_round(small, tmp_path):
     run_with(second, small, tmp_path / "two")
     found = second.up[2, "train", 1]["head-weight"]
     np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
-
-
-def test_a_single_client_without_momentum_equals_local(small, tmp_path):
-    """With momentum it does not: that of the head starts anew when the head is replaced."""
-    small |= {"num-clients": 1, "models": "mlp", "lg-fedavg.feature-width": 0, "momentum": 0.0}
-    columns = ["round", "accuracy", "loss"]
-    local, alone = (
-        fedkd_flwr.run({**small, "strategy": strategy}, output_dir=tmp_path / strategy)
-        for strategy in ("local", "lg-fedavg")
-    )
-    np.testing.assert_array_equal(alone.clients[columns], local.clients[columns])

@@ -1,25 +1,28 @@
 """Members of a run: a partition stays with its key, and a resumed run goes on with some."""
 
 import hashlib
+import json
 import logging
 import shutil
 
 import numpy as np
 import pytest
+from datasets import ClassLabel, Dataset, Features, Image
+from federation import images_of
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
-from helpers import run_with
+from helpers import image_rows, run_with, write_image_folder, write_parquet
 
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.clients.messages import Request
+from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.engines import InProcessGrid
 from fedkd_flwr.grids import FastPollingGrid, SimulationGrid
 from fedkd_flwr.memory import round_of
 from fedkd_flwr.runs import read_checkpoint
+from strategies.core.client_info import valid_name
 from strategies.core.membership import Membership
 from strategies.core.plan import RunPlan
 from strategies.core.replies import TooFewRepliesError
-from strategies.core.silo_names import valid_name
 
 
 class FakeGrid:
@@ -60,12 +63,6 @@ def nodes_of(members):
 
 ALL = {"n11": (0, "a"), "n12": (1, "b"), "n13": (2, "c")}
 RESTARTING = {"n11": (0, "a"), "n13": (2, "c")}
-
-
-def test_training_clients_are_listed_in_ascending_order_however_they_joined():
-    members = membership()
-    members.meet(FakeGrid(n11=(2, "c"), n12=(0, "a"), n13=(1, "b")), 1)
-    assert members.trained == [0, 1, 2]
 
 
 # ---- A partition belongs to a key ------------------------------------------------------
@@ -123,12 +120,6 @@ def test_without_binding_a_node_with_a_new_key_may_return():
     assert not members.owners.state()
     members.meet(FakeGrid(**RESTARTING, n99=(1, "new")), 2)
     assert nodes_of(members)[1] == 99
-
-
-def test_a_node_without_a_key_is_bound_to_nothing():
-    members = membership()
-    members.meet(FakeGrid(n11=(0, ""), n12=(1, ""), n13=(2, "")), 1)
-    assert not members.owners.state()
 
 
 def test_keys_of_a_federation_count_and_those_of_a_simulation_do_not():
@@ -246,17 +237,6 @@ def test_the_size_of_a_silo_counts_before_it_returns_to_a_resumed_run(small, tmp
     np.testing.assert_equal(resumed.matrices, whole.matrices)
 
 
-def test_a_state_without_sizes_counts_those_who_have_returned():
-    """Earlier versions did not save them."""
-    members = membership()
-    members.meet(FakeGrid(**ALL), 1)
-    saved = {name: a for name, a in members.saved_arrays().items() if "sizes" not in name}
-    resumed = membership()
-    resumed.resume(1, saved)
-    resumed.meet(FakeGrid(**RESTARTING), 2)
-    assert resumed.trained == [0, 2]
-
-
 # ---- Names of silos ----------------------------------------------------------------------
 
 
@@ -293,33 +273,6 @@ def test_an_invalid_or_second_name_is_left_out_and_its_silo_is_not(caplog):
     assert "client 2 gives the name '../x'" in caplog.text
 
 
-def test_names_reach_the_log_and_the_rows_of_a_run(small, tmp_path, caplog):
-    def app(message, context):
-        reply = client_app(message, context)
-        config = message.content.config_records["config"]
-        if config["phase"] == "train" and context.node_config["partition-id"] == 1:
-            raise RuntimeError("its disk is full")
-        return reply
-
-    settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 1}
-    names = {0: {"name": "uke"}, 1: {"name": "Charité"}}
-    run, _ = run_with(app, settings, tmp_path / "run", node_configs=names)
-    assert "client 1 (Charité), it failed: RuntimeError: its disk is full" in caplog.text
-    named = run.clients.set_index("partition_id")["name"]
-    assert (named[0], named[1]) == ("uke", "Charité")
-    assert named[[2, 3]].isna().all()
-
-
-def test_absent_silos_are_said_by_name(caplog):
-    members = membership()
-    members.meet(FakeGrid(n11=(0, "a"), n12=(1, "b", "uke"), n13=(2, "c")), 1)
-    members.meet(FakeGrid(**RESTARTING), 2)
-    assert "Not connected in round 2: client 1 (uke)" in caplog.text
-    caplog.clear()
-    members.meet(FakeGrid(**RESTARTING), 3)
-    assert not caplog.text
-
-
 def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(
     small, tmp_path, monkeypatch
 ):
@@ -350,7 +303,65 @@ def test_a_silo_that_joins_later_recalls_no_round_that_the_run_has_dropped(
     assert with_memory_of_round_3.equals(row_of_round_4())
 
 
-def test_a_server_that_starts_before_the_first_round_keeps_no_node_searching():
-    """A node recalls earlier and earlier memories until one is of no dropped round."""
-    config = {"server-round": 1, "starts": [0, -1]}
-    assert Request.read({}, config).starts == (0, 0)
+# ---- Names of classes ----------------------------------------------------------------
+
+
+SILOS = {"num-clients": 3, "max-samples": 360, "held-out-size": 60, "partition": "iid"}
+NAMES = ["Ankle boot", "Bag", "Coat", "Dress", "Pullover", "Sandal", "Shirt", "Sneaker", "T-shirt"]
+NAMES += ["Trouser"]
+
+
+@pytest.fixture
+def silos(tmp_path):
+    """The folders of three silos; in the last one `ankle-boot` comes after all others."""
+    others = ["ankle-boot" if name == "Ankle boot" else name for name in NAMES]
+    folders = []
+    for n, names in enumerate((NAMES, NAMES, others)):
+        images, labels = images_of(SILOS, n)
+        folder = tmp_path / f"silo-{n}"
+        folders.append(write_image_folder(folder, images, [names[label] for label in labels]))
+    return folders
+
+
+def test_names_are_in_the_order_of_their_numbers(silos, tmp_path):
+    assert class_names(str(silos[0]), 10) == NAMES
+    assert class_names(str(silos[2]), 10)[0] == "Bag"
+    assert class_names("", 10) == class_names(str(tmp_path / "none"), 10) == []
+    assert class_names(str(silos[0]), 11) == []
+    numbered = write_image_folder(tmp_path / "numbered", *images_of(SILOS, 0))
+    assert class_names(str(numbered), 10) == []
+    assert hash_of_names([]) == ""
+    assert hash_of_names(["a", "bc"]) != hash_of_names(["ab", "c"])
+
+
+def test_a_silo_with_other_names_is_left_out(silos, small, logged, tmp_path):
+    nodes = {n: {"data-path": str(folder)} for n, folder in enumerate(silos)}
+    models = {"models": "mlp", "models-dir": str(tmp_path / "models")}
+    settings = {**small, **SILOS, **models, "num-server-rounds": 1}
+    run, _ = run_with(client_app, settings, tmp_path / "run", node_configs=nodes)
+    assert set(run.clients["partition_id"]) == {0, 1}
+    assert json.loads((tmp_path / "models" / "0.json").read_text())["class-names"] == NAMES
+    assert any("client 2 numbers its classes differently" in line for line in logged())
+
+
+def named_table(path, n, names):
+    """Write a silo's images as `datasets` does, with the names of the labels in the schema."""
+    images, labels = images_of(SILOS, n)
+    features = Features({"label": ClassLabel(names=names), "image": Image()})
+    rows = {"label": [int(label) for label in labels], "image": image_rows(images)}
+    Dataset.from_dict(rows, features=features).to_parquet(path)
+    return path
+
+
+def test_names_of_labels_come_from_the_metadata_of_a_table(tmp_path):
+    named = named_table(tmp_path / "named.parquet", 0, NAMES)
+    assert class_names(str(named), 10) == class_names(str(named), 10, "label") == NAMES
+    assert class_names(str(named), 11) == []
+    Dataset.from_parquet(str(named), cache_dir=tmp_path / "cache").save_to_disk(tmp_path / "arrow")
+    assert class_names(str(tmp_path / "arrow"), 10) == NAMES
+    digits = list("0123456789")
+    assert class_names(str(named_table(tmp_path / "digits.parquet", 0, digits)), 10) == []
+    turned = class_names(str(named_table(tmp_path / "turned.parquet", 0, digits[::-1])), 10)
+    assert turned == digits[::-1]
+    plain = write_parquet(tmp_path / "plain.parquet", *images_of(SILOS, 0))
+    assert class_names(str(plain), 10) == []

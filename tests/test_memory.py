@@ -27,10 +27,10 @@ from fedkd_flwr.memory import (
     forget_old_runs,
     own_context,
 )
-from fedkd_flwr.memory.round_files import read_memory, require_readable
+from fedkd_flwr.memory.folder import read_memory, require_readable
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError
 from fedkd_flwr.server_app import serve
-from fedkd_flwr.training.optimizers import build_optimizer
+from fedkd_flwr.training.loop import build_optimizer
 from strategies.core.replies import TooFewRepliesError
 
 
@@ -121,14 +121,6 @@ def test_a_folder_gives_back_what_was_written(kept, tmp_path):
     folder.write(kept)
     assert_same(folder.read(before_round=4), kept)
     assert folder.read(before_round=3) is None
-
-
-def test_a_memory_of_any_round_belongs_to_its_run():
-    memory = Memory()
-    memory.save("spent", {"spent": torch.zeros(1)})  # of a round that is repeated
-    assert memory.belongs_to({"0": 1.0})
-    memory.note_round(0, {"0": 1.0})
-    assert memory.belongs_to({"0": 1.0}) and not memory.belongs_to({"0": 2.0})
 
 
 def test_the_last_two_rounds_of_a_client_are_kept(tmp_path):

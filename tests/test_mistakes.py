@@ -1,6 +1,5 @@
 """What a user does wrong is named in one sentence, at the place where it is wrong."""
 
-import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr.clients.base import PersonalClient, TrainReply
-from fedkd_flwr.config import ConfigError, read_config
+from fedkd_flwr.config import ConfigError
 from fedkd_flwr.custom_objects.importing import HELD
 from fedkd_flwr.methods import METHODS, REGISTERED
 from strategies.core.declarations import Sent
@@ -210,22 +209,7 @@ def test_the_mistake_of_a_setting_is_named(given, sentence):
         fedkd_flwr.run(given)
 
 
-def test_tables_may_be_nested():
-    assert read_config({"kt-pfl": {"temperature": 5}}).flat()["kt-pfl.temperature"] == 5
-    named = fedkd_flwr.name_objects({"fml": {"shared-model": lambda shape, classes: None}})
-    assert named["fml.shared-model"].startswith("object:lambda_")
-
-
 def test_an_unknown_method_is_answered_with_similar_ones():
     with pytest.raises(KeyError, match="there is no method 'fedprot'; did you mean fedproto"):
         METHODS["fedprot"]
     assert METHODS.get("fedprot") is None
-
-
-def test_noise_leaves_the_root_logger_alone(small):
-    from fedkd_flwr.training.dp_sgd import epsilon_spent
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logging.root, "handlers", [])
-        epsilon_spent(np.array([[0.6667, 1.0, 100.0]]), 1e-5)
-        assert logging.root.handlers == []

@@ -1,26 +1,28 @@
 """Models: shapes, published parameter counts, gradients, errors; and who gets which."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import fedkd_flwr
-from fedkd_flwr.models.assignment import ASSIGNMENTS, assign_models
 from fedkd_flwr.models.build import build_model, num_parameters
-from fedkd_flwr.models.darts.genotype import SearchSpace
-from fedkd_flwr.models.darts.settings import SupernetSettings
+from fedkd_flwr.models.darts.genotype import SearchSpace, SupernetSettings
+from fedkd_flwr.models.features import (
+    feature_width,
+    features,
+    features_and_logits,
+    fold_into,
+    with_common_width,
+)
 from fedkd_flwr.models.layers import HalvingMaxPool2d, head_of, layers_of
-from fedkd_flwr.models.registry import MODELS
+from fedkd_flwr.models.registry import ASSIGNMENTS, MODELS, assign_models
 
 GRAY = (1, 28, 28)
 COLOR = (3, 32, 32)
 SMALL_SUPERNET = SearchSpace(SupernetSettings(channels=4, cells=3, nodes=2))
 """test_darts.py has the paper's size."""
-FASHION = Path(__file__).parents[2] / "shared/data/zalando-datasets/fashion_mnist"
 
 
 def built(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -190,25 +192,6 @@ def test_by_size_probabilities() -> None:
     np.testing.assert_allclose((draws == "large").mean(axis=0), expected, atol=0.045)
 
 
-def test_by_size_of_three_models() -> None:
-    # 600 clients in one draw: a larger model goes to larger data sets, each model to a third
-    # of the clients (standard error at most 0.02), and only ranks matter, not the scale.
-    sizes = [int(1.02**client) * 1000 + client for client in range(600)]
-    assigned = np.array(assign_models(["large", "middle", "small"], "by-size", 600, sizes))
-    ranks = {model: np.flatnonzero(assigned == model) for model in ("large", "middle", "small")}
-    assert ranks["large"].mean() > ranks["middle"].mean() + 60
-    assert ranks["middle"].mean() > ranks["small"].mean() + 60
-    for clients in ranks.values():
-        assert abs(len(clients) / 600 - 1 / 3) < 0.08
-
-
-def test_by_size_treats_equal_sizes_alike() -> None:
-    draws = np.array(
-        [assign_models(["a", "b"], "by-size", 3, [7, 7, 7], seed) for seed in range(2_000)]
-    )
-    np.testing.assert_allclose((draws == "a").mean(axis=0), 0.5, atol=0.045)
-
-
 @pytest.mark.parametrize("rule", ASSIGNMENTS)
 def test_one_model_goes_to_all(rule: str) -> None:
     assert assign_models(["a"], rule, 3, sizes=[1, 0, 5]) == ["a"] * 3
@@ -243,20 +226,46 @@ def test_layers_hold_all_numbers_of_a_model_and_a_model_without_linear_layer_has
         head_of(model)
 
 
-def accuracy_of_alexnet(steps: int, folder: Path, **data: str | int) -> float:
-    """Return the accuracy after some steps on a client's data, with default settings."""
-    one = {"strategy": "local", "models": "alexnet", "partition": "iid", "num-clients": 1}
-    settings = {**one, "num-server-rounds": 1, "local-iterations": steps, "public-dataset": "none"}
-    run = fedkd_flwr.run({**settings, **data, "device": "cpu"}, output_dir=folder / "run")
-    return run.summary["last_round"]["accuracy_mean"]
+# ---- Features ------------------------------------------------------------------------
 
 
-def test_alexnet_trains_with_default_settings(tmp_path: Path) -> None:
-    assert accuracy_of_alexnet(60, tmp_path) > 0.6
+SPACE = SearchSpace(SupernetSettings(channels=2, cells=3, nodes=1))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not FASHION.exists(), reason="needs Fashion-MNIST beside the project")
-def test_alexnet_trains_on_fashion_mnist(tmp_path: Path) -> None:
-    data = {"dataset": "fashion-mnist", "data-root": str(FASHION.parents[1]), "max-samples": 8000}
-    assert accuracy_of_alexnet(200, tmp_path, **data) > 0.6
+def of_width(name):
+    if name == "darts-fixed":
+        return build_model(
+            name, (1, 28, 28), 10, SearchSpace(SupernetSettings(channels=2, cells=3))
+        )
+    return build_model(name, (1, 28, 28), 10, SPACE)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_head_turns_features_into_logits(name):
+    torch.manual_seed(0)
+    model, images = of_width(name).eval(), torch.randn(2, 1, 28, 28)
+    entered, logits = features_and_logits(model, images)
+    assert entered.shape == (2, feature_width(model))
+    torch.testing.assert_close(head_of(model)(entered), logits)
+    torch.testing.assert_close(model(images), logits)
+    entered.sum().backward()
+    assert head_of(model).weight.grad is None
+    assert any(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet", "shufflenetv2", "darts"])
+def test_a_projection_brings_a_model_to_a_width_and_folds_into_its_head(name):
+    torch.manual_seed(0)
+    model, images = with_common_width(of_width(name), 7).eval(), torch.randn(2, 1, 28, 28)
+    assert feature_width(model) == 7
+    assert features(model, images).shape == (2, 7)
+    plain = fold_into(of_width(name), model).eval()
+    assert feature_width(plain) != 7
+    torch.testing.assert_close(plain(images), model(images), atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_of_the_common_width_is_not_changed():
+    model = of_width("mlp")
+    before = head_of(model)
+    assert head_of(with_common_width(model, 100)) is before
+    assert fold_into(of_width("mlp"), model).state_dict().keys() == model.state_dict().keys()

@@ -44,22 +44,6 @@ def test_rounds_and_failures_of_each_client(run):
     assert table.loc[1, "model"] == run.config["models"].split(",")[1]
 
 
-def test_seconds_are_the_median_where_they_were_measured(run):
-    table = nodes_table(run)
-    assert table.loc[0, "seconds"] == 3.75
-    assert table["seconds"].isna().tolist() == [False, True, True, True]
-
-
-def test_before_the_first_round_nobody_was_asked(run):
-    for name in ("rounds.jsonl", "clients.jsonl", "summary.json"):
-        (run.path / name).unlink()
-    table = nodes_table(load_run(run.path))
-    assert table.index.tolist() == [0, 1, 2, 3]
-    assert not table.drop(columns=["name", "model", "seconds", "last_failure"]).any(axis=None)
-    result = CliRunner().invoke(app, ["nodes", str(run.path)])
-    assert (result.exit_code, result.output.splitlines()[0]) == (0, "round 0 of 2")
-
-
 @pytest.mark.parametrize("strategy", ["local", "fedavg"])
 def test_only_clients_that_received_a_message_were_asked(strategy, small, tmp_path):
     """Clients of `local` keep their evaluation until they train again; those of `fedavg` do not."""

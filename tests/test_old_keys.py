@@ -12,13 +12,9 @@ import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.cli import app
 from fedkd_flwr.clients import remembered
-from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.config import ConfigError, current_config, known_names, lost_keys, read_config
-from fedkd_flwr.config.old_keys import OLD_KEYS, OldKey
-from fedkd_flwr.methods import REGISTERED
+from fedkd_flwr.config.suggestions import OLD_KEYS, OldKey
 from fedkd_flwr.runs import RunDirectoryError, load_run, recorded_config
-from strategies.fedmd import FedMD
-from strategies.soft_predictions import DistillationSettings
 
 RECORDED = Path(__file__).parent / "old_runs" / "config-0.1.0.json"
 """The ``config.json`` of a run of KT-pFL that version 0.1.0 has written, with other folders."""
@@ -116,29 +112,10 @@ def test_a_run_with_a_lost_setting_is_shown_but_not_continued(old, settings, tmp
 )
 def test_of_tables_that_became_one_that_of_the_method_counts(recorded, found, monkeypatch):
     renamed = {f"{table}.old": OldKey(new="one.new") for table in ("a", "kt-pfl", "c")}
-    monkeypatch.setattr("fedkd_flwr.config.old_keys.OLD_KEYS", renamed)
+    monkeypatch.setattr("fedkd_flwr.config.suggestions.OLD_KEYS", renamed)
     strategy = {"strategy": "fedmd"}
     assert current_config({**strategy, **recorded}) == {**strategy, **found}
     assert lost_keys({**strategy, **recorded}) == {}
-
-
-class MineSettings(DistillationSettings):
-    table = "mine"
-
-
-class Mine(FedMD):
-    record = FedMD.record.derived(settings_type=MineSettings)
-
-
-def test_a_table_of_a_custom_method_loses_what_it_inherited(old, settings, tmp_path, monkeypatch):
-    # It is gone after the test, since there was none before.
-    monkeypatch.setitem(REGISTERED, "mine", REGISTERED.get("mine"))
-    fedkd_flwr.register("mine", strategy=Mine, client=KTpFLClient)
-    short = {**settings, "strategy": "mine", "num-server-rounds": 1}
-    run = fedkd_flwr.run(short, output_dir=tmp_path / "run")
-    as_old(run.path, old, **{**short, "mine.cache-rounds": 0, "mine.temperature": 1.0})
-    resumed = fedkd_flwr.resume(run.path, num_server_rounds=2, accept_changes=True)
-    assert len(resumed.rounds) == 2
 
 
 @pytest.mark.parametrize("name", OLD_KEYS)

@@ -7,8 +7,7 @@ import torch
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.clients.policy import NodePolicy
-from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.config import ConfigError
 from fedkd_flwr.training.optional_metrics import (
     area_under_curves,
     balanced_accuracy,
@@ -16,9 +15,9 @@ from fedkd_flwr.training.optional_metrics import (
     macro_f1,
     measured,
 )
-from strategies.core.counts import metric_name
 from strategies.core.evaluations import read_evaluation
-from strategies.core.optional_metrics import check_class_counts, measured_metrics
+from strategies.core.metrics import metric_name
+from strategies.core.optional_metrics import check_class_counts
 from strategies.core.replies import InvalidReplyError
 
 CORRECT, TOTAL = (metric_name("own", "test", name) for name in ("correct", "total"))
@@ -115,22 +114,6 @@ def test_counts_that_do_not_add_up_are_refused(changed):
         check_class_counts(correct | changed)
 
 
-@pytest.mark.parametrize("missing", [CORRECT, TOTAL])
-def test_counts_by_class_without_the_total_counts_are_refused(missing):
-    counts = dict.fromkeys((CORRECT, TOTAL, "class-0-correct", "class-0-total"), 0)
-    del counts[missing]
-    with pytest.raises(InvalidReplyError, match="without the total counts"):
-        check_class_counts(counts)
-
-
-def test_only_requested_metrics_are_declared():
-    assert measured_metrics((), 10) == ()
-    names = [metric.name for metric in measured_metrics(("calibration", "classes"), 1)]
-    assert names == [
-        "calibration-error", "class-0-correct", "class-0-total", "held-correct", "held-total",
-    ]  # fmt: skip
-
-
 def test_a_run_reports_what_is_asked_and_compare_shows_it(small, tmp_path):
     small |= {"models": "mlp", "num-server-rounds": 1, "strategy": "local"}
     with pytest.raises(ConfigError, match="is not one of calibration, auc, f1"):
@@ -155,16 +138,3 @@ def test_a_run_reports_what_is_asked_and_compare_shows_it(small, tmp_path):
     assert any("only classes that it trains on" in note for note in comparison.notes)
     assert "| ECE | AUC | F1 | balanced accuracy | classes held |" in comparison.to_markdown()
     assert "ECE" not in compare(plain).to_markdown()
-
-
-def test_num_examples_is_the_size_of_the_training_split(small, tmp_path):
-    """Not of the test split, whose size is `total`."""
-    run = fedkd_flwr.run(
-        {**small, "models": "mlp", "num-server-rounds": 1, "strategy": "fedavg"},
-        output_dir=tmp_path / "run",
-    )
-    plan = read_config(run.config).run.data_plan
-    held = [load_client(plan, n) for n in run.clients["partition_id"]]
-    assert run.clients["num_examples"].tolist() == [len(data.train_labels) for data in held]
-    assert run.clients["total"].tolist() == [len(data.test_labels) for data in held]
-    assert (run.clients["num_examples"] > run.clients["total"]).all()

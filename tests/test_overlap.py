@@ -149,26 +149,6 @@ def test_a_run_that_is_served_is_not_evicted(tmp_path):
     assert not kept.files()
 
 
-def test_more_runs_at_once_than_a_node_keeps_lose_no_reply(tmp_path):
-    failures = []
-
-    def serve(folder):
-        try:
-            for server_round in range(1, 40):
-                with locked(folder.path):
-                    learned(folder, server_round)
-                    folder.sync(server_round)
-                    forget_old_runs(folder, 1)
-        except OSError as error:
-            failures.append(error)
-
-    threads = [in_thread(serve, MemoryFolder(tmp_path / name)) for name in ("aa", "bb", "cc")]
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert sorted((tmp_path / "runs.txt").read_text().split()) == ["aa", "bb", "cc"]
-
-
 def test_a_node_moves_a_memory_into_place_when_it_is_on_the_disk(small, tmp_path, monkeypatch):
     """Otherwise a power cut could leave an empty file, after the memory before it was removed."""
     node, synced = Node(small, tmp_path), []

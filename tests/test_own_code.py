@@ -12,7 +12,7 @@ from torch import nn
 import fedkd_flwr
 from fedkd_flwr.custom_objects.digests import code_digest
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom
-from fedkd_flwr.runs import RunDirectoryError, load_run, own_code
+from fedkd_flwr.runs import RunDirectoryError, load_run, provenance
 from fedkd_flwr.sweeps import run_sweep
 
 METHOD = """
@@ -116,7 +116,7 @@ def test_another_version_of_python_gives_a_note(folder, small, logged, monkeypat
     changed["code"] = {"own_method:method": "of other bytecode"}
     (run.path / "config.json").write_text(json.dumps(changed))
     fedkd_flwr.resume(run.path, num_server_rounds=2, allow_code="own_method")
-    here = own_code.python_here()
+    here = provenance.python_here()
     assert f"The run was made with Python 3.1, and this is {here}: numbers may differ" in logged()
     assert f"Python (3.1, {here})" in "".join(fedkd_flwr.compare(load_run(run.path)).notes)
 
@@ -151,17 +151,6 @@ def test_what_a_run_fills_is_no_code(folder):
     assert code_digest(Log) == before
     Log.add = lambda self, row: None
     assert code_digest(Log) != before
-
-
-def test_a_module_that_a_function_imports_counts_before_it_is_loaded(folder):
-    import own_losses
-
-    (folder / "own_later.py").write_text("RATE = 1\n")
-    (folder / "own_losses.py").write_text("def f():\n    import own_later\n")
-    before = code_digest(importlib.reload(own_losses).f)
-    (folder / "own_later.py").write_text("RATE = 22\n")
-    assert code_digest(own_losses.f) != before
-    assert "own_later" not in sys.modules
 
 
 def test_a_class_of_a_notebook_is_known_by_its_code(monkeypatch):

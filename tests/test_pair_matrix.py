@@ -46,13 +46,6 @@ def test_changes_survive_later_clients_and_files():
     np.testing.assert_array_equal(whole_of(*matrix.named("c").values()), whole)
 
 
-def test_clients_that_join_have_the_entries_of_the_start():
-    matrix = PairMatrix.identity(2).with_members([0]).changed([0], [0], np.array([[0.5]]))
-    np.testing.assert_array_equal(
-        matrix.with_more_clients(4, diagonal=1).whole(), np.diag([0.5, 1, 1, 1])
-    )
-
-
 def test_kt_pfl_with_sampling_equals_the_rule_on_whole_matrices():
     """The server of 300 clients, 3 a round, holds 6 of them, and teaches everybody the same."""
     clients, generator = 300, np.random.default_rng(1)

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import client_of
-from torch import nn
-from two_clients import (
+from by_hand import (
     CHANGES,
     assert_rounds,
     assert_same_models,
@@ -13,6 +11,8 @@ from two_clients import (
     training_data,
     witnessed,
 )
+from helpers import client_of
+from torch import nn
 
 from fedkd_flwr.clients.per_fedavg import LossAfterStep
 from fedkd_flwr.models.vectors import model_vectors
@@ -96,8 +96,3 @@ def test_an_adaptation_by_an_epoch_takes_a_step_on_each_batch(batch_size, small,
         weights = weights - np.float32(0.3) * gradient(weights, images.flatten(1), labels)
     client.evaluated(model_vectors(client.model), 1)
     np.testing.assert_allclose(model_vectors(client.model)["weights"], weights, atol=2e-6)
-
-
-def test_an_adaptation_by_a_batch_takes_one_step(small):
-    client = client_of({**small, "batch-size": 16})
-    assert len(list(client.adaptation_batches(1))) == 1

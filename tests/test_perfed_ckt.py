@@ -12,7 +12,6 @@ from helpers import Witness, client_of, random_simplex, run_with, watched
 import fedkd_flwr
 from fedkd_flwr.clients.perfed_ckt import nearest_centroid
 from fedkd_flwr.clients.session import Session
-from fedkd_flwr.config import read_config
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.client_info import ClientInfo
@@ -161,12 +160,6 @@ def test_two_clients_are_sampled_without_replacement():
     assert (np.abs(deviation) < 4 * np.sqrt(draws * included * (1 - included))).all()
 
 
-def test_only_clients_that_can_be_reached_are_sampled():
-    strategy = strategy_with([10, 20, 30, 40, 100], sampled=2)
-    assert all(set(strategy.sample(t, [0, 2, 3])) <= {0, 2, 3} for t in range(50))
-    assert strategy.sample(1, [3]) == [3]
-
-
 # ---- Whole runs ----------------------------------------------------------------------
 
 
@@ -187,14 +180,6 @@ def test_the_first_round_has_no_centroid_and_later_ones_send_all_to_everybody(sm
     assert not np.array_equal(by_round[2][0]["centroids"], by_round[3][0]["centroids"])
     for (t, phase, _), metrics in witness.metrics.items():
         assert ("cluster" in metrics) == (phase == "train" and t > 1)
-
-
-def test_clusters_in_the_run_directory_are_those_of_the_replies(small, tmp_path):
-    finished, witness = witnessed_run(small, tmp_path, **{"fraction-train": 0.5})
-    clusters = finished.matrices["clusters"]
-    assert clusters.shape == (2, 4)
-    for t in (1, 2):
-        assert np.flatnonzero(clusters[t - 1] >= 0).tolist() == witness.trained(t)
 
 
 def test_the_public_subset_is_one_for_all_rounds_and_clients(small, tmp_path, monkeypatch):
@@ -270,12 +255,3 @@ def test_communication_of_its_rivals_in_table_1(strategy, changes, published, sm
         models = (second["numbers_up"] + second["numbers_down_broadcast"]) / 79_510
         assert models == pytest.approx(round(models), abs=0.01)
         assert float(f"{200 * round(models) * VGG11:.2e}") == expected * 10**7
-
-
-def test_the_mixed_preset_lets_clients_differ_and_sends_as_little():
-    mixed = read_config(read_toml(TABLE_1.with_name("cifar10-mixed.toml")))
-    same = read_config(read_toml(TABLE_1))
-    assert mixed.run.models.models == ("vgg13", "vgg11", "cnn-ckt")
-    assert mixed.run.models.model_assignment == "by-size"
-    unlike = {name for name, value in mixed.flat().items() if value != same.flat()[name]}
-    assert unlike == {"models", "model-assignment"}

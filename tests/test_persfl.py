@@ -20,10 +20,9 @@ from fedkd_flwr.training.loop import DivergedError, Evaluation
 from fedkd_flwr.training.losses import kl_from_teacher, kl_to_teacher
 from strategies.core.client_info import ClientInfo
 from strategies.core.replies import InvalidReplyError
-from strategies.persfl import DIVERGED, PAIRS, PERSONALIZE, PersFLSettings, check_pairs, pair_rows
+from strategies.persfl import DIVERGED, PAIRS, PERSONALIZE, PersFLSettings, check_pairs
 
 NORMED = "tests.disclosure:NormedNet"
-TABLE = ["lambda", "temperature", "teacher_round", "teacher_accuracy", "global_accuracy"]
 
 
 @pytest.fixture
@@ -228,27 +227,7 @@ def test_stage_2_fails_if_all_pairs_diverge(small, monkeypatch):
         kept_pair([None, None, None], small, monkeypatch)
 
 
-def test_a_step_that_is_too_large_diverges(small):
-    client = client_of(small, **{"persfl.distillation-learning-rate": 1e30})
-    client.consider_teacher(0)
-    with pytest.raises(DivergedError):
-        client.personalize(server_round=2)
-
-
 # ---- Whole runs ----------------------------------------------------------------------
-
-
-def test_the_last_round_holds_the_table_of_each_clients_choice(small, tmp_path):
-    finished = fedkd_flwr.run(small, output_dir=tmp_path / "run")
-    last = finished.clients[finished.clients["round"] == 2]
-    assert list(last["partition_id"]) == [0, 1, 2, 3]
-    assert last[[*TABLE, "accuracy"]].notna().all(axis=None)
-    grid = read_config(small).settings.grid()
-    assert set(zip(last["lambda"], last["temperature"], strict=True)) <= set(grid)
-    assert last["teacher_round"].isin([0, 1, 2]).all()
-    assert last[["teacher_accuracy", "global_accuracy"]].stack().between(0, 1).all()
-    before = finished.clients[finished.clients["round"] == 1]
-    assert not set(TABLE) & set(before.dropna(axis="columns").columns)
 
 
 @pytest.mark.parametrize("models", ["mlp", NORMED])
@@ -292,16 +271,6 @@ def test_impossible_counts_of_pairs_are_refused(counts, is_possible):
         return
     with pytest.raises(InvalidReplyError, match="4 validation and 20 test samples"):
         check_pairs(reply, KNOWN)
-
-
-def test_counts_become_accuracies_and_nothing_where_a_pair_diverged():
-    counts = np.array([[1, 5], [DIVERGED, DIVERGED]], dtype=np.int32)
-    assert pair_rows([(0.0, 1.0), (0.5, 5.0)], counts, KNOWN) == [
-        {"partition_id": 3, "lambda": 0.0, "temperature": 1.0,
-         "validation_accuracy": 0.25, "accuracy": 0.25},
-        {"partition_id": 3, "lambda": 0.5, "temperature": 5.0,
-         "validation_accuracy": None, "accuracy": None},
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

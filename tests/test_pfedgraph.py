@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import CHANGES, loss_of, returned_weights, sizes_of, training_data, witnessed
 from torch.nn import functional
-from two_clients import CHANGES, loss_of, returned_weights, sizes_of, training_data, witnessed
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan

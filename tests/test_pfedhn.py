@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from by_hand import TWO_CLIENTS, trained, training_data
+from by_hand import TWO_CLIENTS, trained, training_data, witnessed
 from helpers import Witness, breaking, replacing, run_with
-from two_clients import witnessed
 
 from fedkd_flwr.config import read_config
 from strategies.core.randomness import random_generator

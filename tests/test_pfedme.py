@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import client_of
-from two_clients import (
+from by_hand import (
     CHANGES,
     assert_same_models,
     gradient,
@@ -63,12 +62,6 @@ def test_theta_is_what_is_evaluated(small, tmp_path):
         expected, other = (loss_on_test_data(weights, small, n) for weights in (personal, local))
         assert finished.clients["loss"].iloc[n] == pytest.approx(expected, abs=1e-5)
         assert abs(expected - other) > 1e-3
-
-
-def test_batches_are_of_full_size_and_as_many_as_the_epochs_have(small):
-    client = client_of({**small, "batch-size": 7, "local-epochs": 2})
-    sizes = [len(labels) for _, labels in client.private_batches(1)]
-    assert sizes == [7] * 2 * -(-client.data.num_train // 7)
 
 
 def test_one_step_per_round_equals_fedavg(small, tmp_path):

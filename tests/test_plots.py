@@ -15,9 +15,6 @@ from fedkd_flwr import plots
 from fedkd_flwr.analysis import figures
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.data.registry import DataError
-from fedkd_flwr.models.darts.genotype import Choice, Genotype
-from fedkd_flwr.plots.comparison import file_stem
 from fedkd_flwr.runs import RunDirectoryError
 
 CONFIG = {
@@ -154,15 +151,6 @@ def test_runs_without_evaluation_have_no_accuracy_figures(runs):
     assert "accuracy over rounds" in mixed
 
 
-@pytest.mark.parametrize("count", [3, 7, 35])
-def test_every_method_with_several_seeds_has_a_band(comparison, runs, count):
-    both = [runs["kt-pfl", 0], runs["kt-pfl", 1]]
-    many = replace(comparison, groups={f"method {i}": both for i in range(count)})
-    bands = main_axes(plots.plot_accuracy_over_rounds(many)).collections
-    assert len(bands) == count
-    assert all(band.get_alpha() > 0.02 for band in bands)
-
-
 def test_gain_over_local_has_a_point_per_client_and_seed(comparison):
     axes = main_axes(plots.plot_gain_over_local(comparison))
     points = {
@@ -175,20 +163,6 @@ def test_gain_over_local_has_a_point_per_client_and_seed(comparison):
     np.testing.assert_allclose(sorted(points["kt-pfl"]), sorted(expected))
     share = (expected > 0).mean()
     assert any(f"{share:.0%} above local" in text.get_text() for text in axes.get_yticklabels())
-
-
-def test_figures_name_another_reference(runs):
-    compared = compare(runs.values(), against="kt-pfl")
-    axes = main_axes(plots.plot_gain_over_local(compared))
-    assert axes.get_xlabel() == "Gain in accuracy over kt-pfl, in points"
-    assert all("above kt-pfl" in text.get_text() for text in axes.get_yticklabels())
-    names = figures_in(compared)
-    assert "gain over kt-pfl" in names and "gain over local" not in names
-
-
-def test_gain_over_local_requires_local_runs(runs):
-    with pytest.raises(ValueError, match="local"):
-        plots.plot_gain_over_local(compare([runs["kt-pfl", 0]]))
 
 
 def test_sharing_rows_are_receivers_and_columns_givers_ordered_by_labels(runs):
@@ -214,15 +188,6 @@ def test_the_scale_ends_at_the_largest_weight_between_two_clients(runs):
         run = changed(runs["kt-pfl", 0], matrices={"coefficients": matrix[None]})
         image = main_axes(plots.plot_sharing(run)).images[0]
         assert image.get_clim() == limits
-
-
-def test_clients_are_ordered_by_partition_id_if_the_data_is_missing(runs, monkeypatch):
-    def missing(run):
-        raise DataError("not here")
-
-    monkeypatch.setattr(figures, "label_counts", missing)
-    axes = main_axes(plots.plot_sharing(runs["kt-pfl", 0]))
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1", "2", "3"]
 
 
 def test_missing_rounds_and_matrices_raise_value_error(runs):
@@ -266,14 +231,6 @@ def test_label_counts_match_the_partition(runs):
     assert last == pytest.approx(0.4 * counts.to_numpy().sum(), abs=4)
 
 
-def test_partition_is_drawn_as_a_heat_map_of_counts(runs):
-    run = runs["local", 0]
-    axes = main_axes(plots.plot_partition(run))
-    drawn = np.asarray(axes.images[0].get_array())
-    np.testing.assert_array_equal(drawn, plots.label_counts(run).to_numpy().T)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Client", "Class")
-
-
 def test_all_figures_are_written_and_closed(comparison, tmp_path):
     from matplotlib import pyplot
 
@@ -304,57 +261,6 @@ def test_an_unwritable_folder_raises_a_one_line_error(comparison, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_genotype_is_drawn_with_its_operations_and_nodes(tmp_path):
-    genotype = Genotype(
-        normal=((Choice("sep_conv_3x3", 0), Choice("skip_connect", 1)),),
-        reduce=((Choice("max_pool_3x3", 0), Choice("dil_conv_5x5", 1)),),
-    )
-    operations = [{"sep conv 3x3", "skip connect"}, {"max pool 3x3", "dil conv 5x5"}]
-    states = {"cell before last", "last cell", "node 0", "output"}
-    figure = plots.genotype_figure(genotype)
-    drawn = [{text.get_text() for text in axes.texts} for axes in figure.axes]
-    assert drawn == [states | found for found in operations]
-    for suffix, start in {"png": b"\x89PNG", "svg": b"<?xml"}.items():
-        figure.savefig(tmp_path / f"genotype.{suffix}")
-        assert (tmp_path / f"genotype.{suffix}").read_bytes().startswith(start)
-
-
-def styles_of(groups, comparison):
-    """Return the color and line of each label in a comparison of groups of runs."""
-    one = replace(comparison, groups=groups)
-    axes = main_axes(plots.plot_accuracy_over_rounds(one))
-    return {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
-
-
-def test_every_group_of_a_large_comparison_has_a_style_of_its_own(comparison, runs):
-    groups = {f"kt-pfl {i}": [runs["kt-pfl", 0]] for i in range(56)}
-    assert len(set(styles_of(groups, comparison).values())) == 56
-
-
-def test_a_long_legend_increases_the_figure_height_not_the_axes(comparison, runs):
-    heights = []
-    for count in (2, 12):
-        label = "kt-pfl (learning-rate=0.01, distillation-learning-rate=0.05, models=mlp,lenet)"
-        groups = {f"{label} {i}": [runs["kt-pfl", 0]] for i in range(count)}
-        figure = plots.plot_accuracy_over_rounds(replace(comparison, groups=groups))
-        figure.draw_without_rendering()
-        axes = main_axes(figure)
-        assert axes.get_tightbbox().y1 <= figure.bbox.height
-        assert figure.legends[0].get_window_extent().y1 <= axes.get_tightbbox().y0
-        heights.append(axes.get_window_extent().height)
-    assert heights[1] >= 0.95 * heights[0]
-
-
-def test_accuracy_is_in_percent_and_gain_in_points(comparison):
-    figure = plots.plot_accuracy_over_rounds(comparison)
-    axes = main_axes(figure)
-    assert axes.yaxis.get_major_formatter()(0.875) == "87.5%"
-    assert axes.get_title() == "digits, k-classes-grouped, 4 clients"
-    gain = main_axes(plots.plot_gain_over_local(comparison)).xaxis
-    assert gain.get_major_formatter()(-0.05, None) == "-5"
-    assert gain.get_label().get_text().endswith("points")
-
-
 @pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_figures_are_written_as_svg_and_pdf(comparison, tmp_path, file_format, start):
     figures = [("accuracy", plots.plot_accuracy_over_rounds(comparison))]
@@ -362,12 +268,6 @@ def test_figures_are_written_as_svg_and_pdf(comparison, tmp_path, file_format, s
     assert path.name == f"accuracy.{file_format}" and path.read_bytes().startswith(start)
     with pytest.raises(ConfigError, match="choose one of png, svg, pdf"):
         plots.save_figures(comparison, tmp_path, "bmp")
-
-
-def test_file_names_are_shortened_labels():
-    assert file_stem("kt-pfl (rho=0.1, models=mlp,lenet)") == "kt-pfl-rho-0.1-models-mlp-lenet"
-    long = [file_stem("kt-pfl (genotype=" + 300 * "x" + f"{n})") for n in (1, 2)]
-    assert long[0] != long[1] and max(map(len, long)) < 150
 
 
 def test_a_comparison_shows_its_table_in_a_notebook(comparison):

@@ -40,7 +40,7 @@ from fedkd_flwr.config import RunConfig, named_code, read_config
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS, REGISTERED
 from strategies.base import PersonalizedStrategy
-from strategies.core.counts import MODELS, metrics_of
+from strategies.core.metrics import MODELS, metrics_of
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import TooFewRepliesError
 from strategies.core.settings_groups import DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS, OnNodes

@@ -1,19 +1,17 @@
 """PrivateKT (Qi et al. 2023): randomized response, its estimates and accounting, and the buffer."""
 
-import logging
 import math
 
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, breaking, client_of, replacing, run_with
+from helpers import Witness, client_of, run_with
 
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.data.public import public_subset
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.counts import metrics_of
-from strategies.core.randomized_response import keep_probability, label_frequencies, randomized
-from strategies.privatekt import drawn_by_entropy
+from strategies.core.metrics import metrics_of
+from strategies.privatekt import drawn_by_entropy, keep_probability, label_frequencies, randomized
 
 
 @pytest.fixture
@@ -137,54 +135,3 @@ def test_the_buffer_forgets_and_epsilon_adds_up(small, tmp_path):
     np.testing.assert_array_equal(teachers[0], teachers[1])
     np.testing.assert_allclose(np.sum(teachers, axis=2), 1, atol=1e-5)
     assert not np.array_equal(teachers[0], teachers[2])
-
-
-def test_noise_is_secret_unless_it_has_a_seed(small, tmp_path):
-    small |= {"num-server-rounds": 1, "privatekt.knowledge-samples": 20}
-    sent = {
-        (seed, number): labels_in(
-            witnessed(small, tmp_path / f"{seed}{number}", **{"soft-predictions.noise-seed": seed})[
-                1
-            ]
-        )
-        for seed in (0, -1)
-        for number in (1, 2)
-    }
-    same = {
-        seed: all(np.array_equal(sent[seed, 1][key], sent[seed, 2][key]) for key in sent[seed, 1])
-        for seed in (0, -1)
-    }
-    assert same == {0: True, -1: False}
-
-
-def test_self_training_changes_a_network_without_dropout_by_rounding_alone(small, tmp_path):
-    """Its targets are the model's own predictions, so its gradient is zero."""
-    runs = {
-        steps: witnessed(
-            small,
-            tmp_path / str(steps),
-            **{"privatekt.self-training-steps": steps, "models": "mlp"},
-        )[0]
-        for steps in (0, 3)
-    }
-    without, trained = (read_checkpoint(run.path).state for run in runs.values())
-    arrays = [name for name in without if name.startswith("model/")]
-    assert arrays
-    for name in arrays:
-        np.testing.assert_allclose(trained[name], without[name], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("labels", "reason"),
-    [
-        (np.array([3, 10], np.uint16), "beyond 9"),
-        (np.array([0.5, np.nan], np.float32), "not uint16"),
-        (np.zeros(3, np.uint16), "has shape (3,) instead of (2,)"),
-    ],
-)
-def test_labels_that_are_none_are_refused(labels, reason, small, tmp_path, caplog):
-    small |= {"num-server-rounds": 1}
-    with caplog.at_level(logging.WARNING):
-        run, _ = run_with(breaking(replacing(labels=labels)), small, tmp_path / "run")
-    assert set(run.rounds["failures"]) == {1}
-    assert reason in caplog.text

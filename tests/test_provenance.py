@@ -2,10 +2,8 @@
 
 import json
 import subprocess
-from importlib.metadata import PackageNotFoundError
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
 
 import fedkd_flwr
 from fedkd_flwr.analysis.notes import notes_on_provenance
@@ -16,7 +14,6 @@ from fedkd_flwr.grids import FastPollingGrid, SimulationGrid
 from fedkd_flwr.runs import load_run, provenance
 from fedkd_flwr.server_app import serve
 from strategies.core import membership, replies, versions
-from strategies.core.flower import TaskIdentity
 
 
 @pytest.fixture
@@ -48,21 +45,6 @@ def test_a_simulation_records_its_data_and_a_federation_cannot(kind, recorded, s
     run = serve(kind(grid), configuration)
     assert (run.path / "split.json").exists() == recorded
     assert bool(run.description.get("data")) == recorded
-
-
-def test_without_a_checkout_only_the_version_is_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "PROJECT", tmp_path)
-    known = provenance.project_version.__wrapped__()
-    assert known == {"version": fedkd_flwr.__version__, "commit": "", "modified": False}
-
-
-def test_code_that_is_not_installed_knows_its_version(monkeypatch):
-    # Flower unpacks an app without installing it.
-    def installed(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(provenance, "version", installed)
-    assert provenance.project_version.__wrapped__()["version"] == fedkd_flwr.__version__
 
 
 def test_runs_of_the_same_code_and_machine_give_no_note(finished):
@@ -120,24 +102,6 @@ OURS = {"flwr": "1.41.0", "fedkd-flwr": "0.1.0", "torch": "2.15.0"}
 def test_another_minor_version_of_flower_or_the_project_is_refused(sent, refused, differs):
     assert bool(versions.refusal(OURS, sent)) is refused
     assert bool(versions.difference(OURS, sent)) is differs
-
-
-def test_text_is_read_as_it_is_written():
-    assert versions.from_text(versions.as_text(OURS)) == OURS
-    assert versions.refusal(OURS, "flwr 1.40.0") == (
-        "has flwr 1.40.0 instead of 1.41.0: install the server's versions on the node"
-    )
-
-
-def test_a_reply_of_another_version_is_not_used(monkeypatch):
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    content = RecordDict(
-        {"info": ConfigRecord({"partition-id": 0, "versions": "flwr 1.40.0, torch 2.15.0"})}
-    )
-    reply = Message(content, reply_to=Message(RecordDict(), 1, "train"))
-    with pytest.raises(replies.InvalidReplyError, match=r"has flwr 1\.40\.0 instead of 1\.42"):
-        replies.read_reply(reply, 0, {}, ())
 
 
 def test_a_node_that_differs_is_left_out_or_said(small, tmp_path, monkeypatch, caplog):

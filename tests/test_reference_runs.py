@@ -7,9 +7,6 @@ from helpers import change_json
 from test_comparison import write_lines, write_run
 
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.results import client_results
-from fedkd_flwr.runs import load_run
 
 
 def validated(path, accuracy):
@@ -81,13 +78,6 @@ def test_a_reference_without_a_common_seed_does_not_count(tmp_path):
     assert "from local (learning-rate=0.001): +20.0 points" in verdict
 
 
-def test_local_has_no_reference(tmp_path):
-    run = load_run(write_run(tmp_path, "local", 0, [0.5, 0.7]))
-    groups = {"local": [run]}
-    clients = client_results(groups, References(groups))
-    assert clients["gain"].isna().all() and clients["reference"].isna().all()
-
-
 def test_a_last_round_without_an_evaluation_is_reported(tmp_path):
     write_run(tmp_path, "local", 0, [0.5])
     path = write_run(tmp_path, "kt-pfl", 0, [0.6])
@@ -99,14 +89,6 @@ def test_a_last_round_without_an_evaluation_is_reported(tmp_path):
     ]
     change_json(path / "summary.json", last_round=None, validation_round=None)
     assert "kt-pfl seed 0 was never evaluated." in compare(tmp_path).notes
-
-
-def test_clients_without_an_evaluation_are_noted_without_local_too(tmp_path):
-    path = write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7])
-    rows = [json.loads(line) for line in (path / "clients.jsonl").read_text().splitlines()]
-    write_lines(path / "clients.jsonl", rows[:-1])
-    lacking = "kt-pfl seed 0 has results of 1 of 2 clients: the others lack an evaluation."
-    assert lacking in compare(tmp_path).notes
 
 
 def test_new_clients_without_an_evaluation_are_said(tmp_path):

@@ -1,7 +1,6 @@
 """Content of the report, read without a browser."""
 
 import errno
-import json
 import os
 import re
 from dataclasses import replace
@@ -84,12 +83,6 @@ def test_the_page_names_another_reference(runs):
         assert wrong not in body, wrong
 
 
-def test_the_page_names_the_evaluated_split(tmp_path):
-    settings = {"evaluated-split": "validation", "client-split": "60/20/20"}
-    body = render_page(compare(write_runs(tmp_path, **settings)))
-    assert "on its own validation split." in body
-
-
 def test_the_tables_of_methods_hold_each_column_once(page, comparison):
     topics = dict.fromkeys(column.topic for column in COLUMNS.values())
     absent = {"New clients", "With a safeguard"}  # no run of the comparison has any
@@ -151,17 +144,6 @@ def test_what_a_figure_refers_to_is_in_this_figure_alone(page):
             assert defined.setdefault(found, name) == name
 
 
-def test_sections_without_data_are_omitted(comparison):
-    page = render_page(compare(comparison.groups["local"][0]))
-    assert "There is no run of local" in page
-    assert set(figures_of(page)) == {"accuracy over rounds", "partition"}
-
-
-def test_the_partition_is_left_out_where_its_data_are_missing(tmp_path):
-    write_runs(tmp_path, **{"dataset": "mnist", "data-root": str(tmp_path)})
-    assert "partition" not in figures_of(render_page(compare(tmp_path)))
-
-
 def test_nothing_in_a_run_becomes_html(tmp_path, page):
     write_runs(tmp_path, foreign={"new-key": HOSTILE, HOSTILE: 1})
     hostile = compare(tmp_path)
@@ -185,17 +167,6 @@ def test_nothing_in_a_run_becomes_html(tmp_path, page):
     assert f"kt-pfl ({HOSTILE}) coefficients" in shown
 
 
-def test_hostile_names_of_data_and_folders_are_text(tmp_path):
-    hostile = "<script>x</script>"
-    names = {"dataset": f"folder:{hostile}", "partition": hostile, "models": hostile}
-    runs = write_runs(tmp_path / "runs", foreign=names)
-    first = sorted(runs.iterdir())[0]
-    first.rename(first.with_name("<script>x<b>"))
-    page = render_page(compare(runs))
-    assert "<script" not in page and "<b>" not in page
-    assert "Methods on folder:&lt;script&gt;" in page and "&lt;script&gt;x&lt;b&gt;" in page
-
-
 def test_the_command_prints_the_path_and_rejects_an_unwritable_one(runs, comparison, tmp_path):
     result = CliRunner().invoke(app, ["report", str(runs), "-o", str(tmp_path / "page.html")])
     assert result.exit_code == 0
@@ -203,12 +174,3 @@ def test_the_command_prints_the_path_and_rejects_an_unwritable_one(runs, compari
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match="cannot be written"):
         write_report(comparison, tmp_path / "file" / "report.html")
-
-
-def test_the_page_shows_the_number_of_rounds(page, tmp_path):
-    assert "4 clients, 2 rounds." in page
-    runs = write_runs(tmp_path)
-    longest = sorted(runs.iterdir())[0] / "rounds.jsonl"
-    row = json.loads(longest.read_text().splitlines()[-1])
-    longest.write_text(longest.read_text() + json.dumps({**row, "round": 3}) + "\n")
-    assert "4 clients, 2 to 3 rounds." in render_page(compare(runs))

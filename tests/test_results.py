@@ -91,16 +91,6 @@ def test_a_wrong_phrase_is_refused_with_its_page(small_table, words, problem):
         pages.filled(f"<!--= {words} -->1<!--/-->", "page.md")
 
 
-def test_a_pivot_has_a_column_for_each_value(small_table):
-    words = "a method=x,y pivot=method:y=Why,x=Ex columns=settings,gain"
-    assert pages.table_of(words).splitlines() == [
-        "| settings | Why | Ex |", "| --- | ---: | ---: |",
-        "|  |  | +1.2 ± 1.0 |", "| k=1 | +2.5 ± 1.0 |  |",
-    ]  # fmt: skip
-    with pytest.raises(pages.SelectorError, match="several rows"):
-        pages.table_of("a pivot=split columns=split,gain")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(tables.MADE))
 def test_committed_tables_are_those_of_the_runs(name, tmp_path):

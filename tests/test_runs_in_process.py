@@ -1,26 +1,22 @@
 """Whole runs in one process: every method, its accounting, its determinism, its messages."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, run_with
+from helpers import Witness, run_with
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app
-from fedkd_flwr.config import read_config
+from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.data import clients
 from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.export import load_model, round_folder
 from fedkd_flwr.memory import own_context
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.models import model_pool
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.vectors import copied_state
-from strategies.core.client_info import ClientInfo
-from strategies.core.membership import Membership
-from strategies.core.plan import RunPlan
+from fedkd_flwr.training.loop import evaluate
+from strategies.core.early_stopping import EarlyStopping
 
 ROUND_COLUMNS = [
     "round", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max",
@@ -29,7 +25,6 @@ ROUND_COLUMNS = [
     "seconds_evaluate",
 ]  # fmt: skip
 SOFT = [name for name, method in METHODS.items() if method.record.family == "soft predictions"]
-AVERAGING = ["fedavg", "fedavg-ft", "persfl", "persfl-gd"]
 
 
 def run(small, tmp_path, name="run", **changes):
@@ -69,15 +64,6 @@ def test_kt_pfl_counts_p_times_k_numbers_each_way(small, tmp_path):
         assert messages * 4 * numbers <= sent <= messages * (4 * numbers + 256)
 
 
-def test_perfed_ckt_counts_centroids_once_for_all_clients(small, tmp_path):
-    changes = {"strategy": "perfed-ckt", "perfed-ckt.clusters": 2, "num-server-rounds": 3}
-    finished = run(small, tmp_path, **changes)
-    numbers = 40 * 10
-    assert list(finished.rounds["numbers_up"]) == [4 * numbers] * 3
-    assert list(finished.rounds["numbers_down_broadcast"]) == [0, 2 * numbers, 2 * numbers]
-    assert list(finished.rounds["numbers_down"]) == [0, 4 * 2 * numbers, 4 * 2 * numbers]
-
-
 @pytest.mark.parametrize("strategy", SOFT)
 def test_soft_prediction_methods_never_send_weights(strategy, small, tmp_path):
     witness = Witness()
@@ -99,39 +85,6 @@ def test_soft_prediction_methods_never_send_weights(strategy, small, tmp_path):
         for tensor in build_model(name, (1, 28, 28), 10).state_dict().values()
     }
     assert not {shape for _, shape in sent} & weights
-
-
-def test_accuracy_is_correct_over_total_for_every_client(small, tmp_path):
-    finished = run(small, tmp_path, strategy="local")
-    clients = finished.clients
-    np.testing.assert_array_equal(clients["accuracy"], clients["correct"] / clients["total"])
-    last = clients[clients["round"] == 2]
-    row = finished.rounds.iloc[-1]
-    assert row["accuracy_mean"] == pytest.approx(last["accuracy"].mean(), abs=1e-12)
-    assert row["accuracy_std"] == pytest.approx(last["accuracy"].std(ddof=0), abs=1e-12)
-    assert row["accuracy_weighted"] == pytest.approx(
-        last["correct"].sum() / last["total"].sum(), abs=1e-12
-    )
-
-
-def test_evaluate_every_skips_rounds_but_never_the_last(small, tmp_path):
-    changes = {"num-server-rounds": 5, "evaluate-every": 2}
-    finished = run(small, tmp_path, strategy="local", models="mlp", **changes)
-    evaluated = finished.rounds[finished.rounds["accuracy_mean"].notna()]
-    assert list(evaluated["round"]) == [2, 4, 5]
-    assert (finished.rounds["failures"] == 0).all()
-
-
-def test_partial_participation_samples_and_evaluates_everybody(small, tmp_path):
-    changes = {"fraction-train": 0.5, "num-server-rounds": 4}
-    finished = run(small, tmp_path, strategy="kt-pfl", **changes)
-    assert (finished.rounds["replies"] == 2).all()
-    sampled = finished.clients[finished.clients["numbers_up"] > 0]
-    assert set(sampled["partition_id"]) > {sampled["partition_id"].iloc[0]}
-    assert finished.clients.groupby("round")["accuracy"].count().tolist() == [4] * 4
-    coefficients = finished.matrices["coefficients"]
-    assert coefficients.shape == (4, 4, 4)
-    np.testing.assert_allclose(coefficients.sum(axis=2), 1)
 
 
 def test_validation_round_is_chosen_on_validation_data(small, tmp_path):
@@ -170,29 +123,6 @@ def test_a_folder_of_runs_is_refused_as_output_dir(small, tmp_path):
     with pytest.raises(OSError, match="is a folder of runs, such as run; choose a new folder"):
         run(small, tmp_path, ".", strategy="local", models="mlp")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_config_repeats_the_run(small, tmp_path):
-    first = run(small, tmp_path, "first", strategy="kt-pfl")
-    config = json.loads((first.path / "config.json").read_text())["config"]
-    second = fedkd_flwr.run({**config, "output-dir": str(tmp_path / "again")})
-    assert list(first.rounds["loss_mean"]) == list(second.rounds["loss_mean"])
-
-
-@pytest.mark.parametrize("strategy", AVERAGING)
-def test_averaging_methods_send_the_mean_weighted_by_samples(strategy, small, tmp_path):
-    witness = Witness()
-    changes = {"strategy": strategy, "models": "mlp", "partition": "dirichlet"}
-    finished, _ = run_with(witness, small, tmp_path / "run", **changes)
-    sizes = finished.clients[finished.clients["round"] == 1]["num_examples"].to_numpy()
-    assert len(sizes) == 4 and len(set(sizes)) > 1
-    trained = [witness.up[1, "train", n]["weights"] for n in range(4)]
-    expected = np.average(trained, axis=0, weights=sizes)
-    for n in range(4):
-        first, second = (witness.down[t, "train", n]["weights"] for t in (1, 2))
-        np.testing.assert_array_equal(first, witness.down[1, "train", 0]["weights"])
-        np.testing.assert_allclose(second, expected, rtol=1e-5, atol=1e-6)
-        assert not np.array_equal(first, second)
 
 
 def test_the_columns_say_how_far_knowledge_moves_the_weights(small, tmp_path):
@@ -251,22 +181,88 @@ def test_samples_beyond_the_limit_are_built_again(small, monkeypatch):
     assert load_client(plan, 0) is load_client(plan, 0)
 
 
-def test_common_initial_weights_are_drawn_once_and_never_change(small):
-    model_pool.clear()
-    client = client_of({**small, "strategy": "local", "models": "mlp"}, 0)
-    drawn = copied_state(client.session.new_model())
-    with torch.no_grad():
-        for parameter in client.model.parameters():
-            parameter.add_(1)
-    weights = model_pool.common_weights(
-        client.architectures[0], client.session.run.plan.seed, client.session.new_model
-    )
-    torch.testing.assert_close(weights, drawn, rtol=0, atol=0)
+# ---- Early stopping ------------------------------------------------------------------
 
 
-def test_names_cost_nothing_where_no_client_has_one():
-    """Each name is compared with all others, so a hundred thousand clients must not compare."""
-    members = Membership(RunPlan(num_clients=2, num_classes=2), needs_public_data=False)
-    members.clients = None  # not read
-    client = ClientInfo(0, 0, "mlp", 1)
-    assert members._with_valid_name(client) is client
+def test_patience_by_hand():
+    patience = EarlyStopping(2)
+    seen = []
+    for number, accuracy in enumerate((0.5, 0.6, None, 0.6, 0.7, 0.7, None, 0.1), start=1):
+        patience.note(number, accuracy)
+        seen.append(patience.waited)
+    # Only what is better than ever counts, and a round without an evaluation does not.
+    assert seen == [0, 0, 0, 1, 0, 1, 1, 2]
+    assert patience.is_over and patience.best_round == 5
+    assert not EarlyStopping(0, waited=9).is_over
+
+
+def settings(small, folder, strategy, **further):
+    """Return a run that learns next to nothing, so that it never gets better for long."""
+    return {
+        **small,
+        "strategy": strategy,
+        "models": "mlp",
+        "max-samples": 240,
+        "learning-rate": 1e-9,
+        "num-server-rounds": 30,
+        "patience": 2,
+        "models-dir": str(folder / "models"),
+        **further,
+    }
+
+
+@pytest.mark.parametrize("strategy", ["local", "persfl"])
+def test_early_stopping_ends_with_a_complete_last_round(strategy, small, tmp_path):
+    run = fedkd_flwr.run(settings(small, tmp_path, strategy), output_dir=tmp_path / "run")
+    # The first is the best, two are waited for, one more is the last.
+    assert list(run.rounds["round"]) == [1, 2, 3, 4]
+    assert run.finished and run.summary["stopped_early"]
+    assert run.summary["last_round"]["round"] == 4
+    assert {path.name for path in (tmp_path / "models").glob("*.safetensors")} == {
+        f"{n}.safetensors" for n in range(4)
+    }
+    if strategy == "persfl":
+        last = run.clients[run.clients["round"] == 4]
+        assert last["teacher_round"].notna().all()  # its second stage came
+    again = fedkd_flwr.resume(run.path)
+    assert list(again.rounds["round"]) == [1, 2, 3, 4]
+
+
+def test_a_continued_run_stops_early_at_the_same_round(small, tmp_path):
+    flat = settings(small, tmp_path, "local", **{"num-server-rounds": 3})
+    first = fedkd_flwr.run(flat, output_dir=tmp_path / "run")
+    assert len(first.rounds) == 3 and not first.summary["stopped_early"]
+    assert len(fedkd_flwr.resume(first.path, num_server_rounds=30).rounds) == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("patience", 1), ("evaluated-split", "validation"), ("keep-best", True)]
+)
+def test_results_on_validation_data_need_some(key, value, small):
+    with pytest.raises(ConfigError, match=f"{key}.* needs accuracy on validation"):
+        read_config({**small, "strategy": "local", "client-split": "60/0/40", key: value})
+
+
+@pytest.mark.parametrize("strategy", ["local", "fedavg"])
+def test_models_of_the_best_round_are_kept_beside_the_last(strategy, small, tmp_path):
+    flat = settings(small, tmp_path, strategy, **{"patience": 0, "num-server-rounds": 5})
+    # Too large a step comes and goes, so that the best round is soon none of the last.
+    flat |= {"learning-rate": 1.0, "momentum": 0.0, "keep-best": True, "fraction-train": 0.75}
+    run = fedkd_flwr.run(flat, output_dir=tmp_path / "run")
+    best = int(run.summary["validation_round"]["round"])
+    files = sorted((tmp_path / "models").glob("round-*/*.safetensors"))
+    ends = [round_folder(tmp_path / "models", n + 1) for n in (best, 5)]
+    kept, last = ({int(f.stem): f for f in files if f.parent < end} for end in ends)
+    assert sorted(kept) == sorted(last) == [0, 1, 2, 3]
+    assert len(list((tmp_path / "models").glob("round-*/*.safetensors"))) <= 8
+    plan = read_config(run.config).run.data_plan
+    rows = run.clients.set_index(["round", "partition_id"])["accuracy"]
+    for n in range(4):
+        data = load_client(plan, n)
+        for server_round, files in ((best, kept), (5, last)):
+            result = evaluate(load_model(files[n]), data.test_images, data.test_labels)
+            assert result.correct / result.total == pytest.approx(rows[server_round, n])
+        own = load_model(tmp_path / "models" / f"{n}.safetensors").state_dict()
+        torch.testing.assert_close(own, load_model(last[n]).state_dict(), rtol=0, atol=0)
+    if strategy == "local":
+        assert best < 5  # else nothing above has been asked of an earlier round

@@ -5,17 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from by_hand import LAYERS
-from helpers import Witness, breaking, replacing, run_with
-from two_clients import (
+from by_hand import (
     CHANGES,
-    assert_same_models,
+    LAYERS,
     gradient,
     loss_of,
     sizes_of,
     training_data,
     witnessed,
 )
+from helpers import Witness, breaking, replacing, run_with
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
@@ -126,10 +125,3 @@ def test_clients_that_a_resumed_run_goes_on_without_stay_in_c():
 def test_steps_count_for_the_distance_they_come_to():
     assert counted_steps(7, 0.0) == 7
     assert counted_steps(3, 0.5) == pytest.approx(1.75 + 1.5 + 1)
-
-
-def test_a_single_client_has_nothing_to_correct(small, tmp_path):
-    small |= {"num-clients": 1, "max-samples": 150, "num-server-rounds": 3}
-    alone, _ = witnessed(small, tmp_path / "alone")
-    fedavg, _ = witnessed(small, tmp_path / "fedavg", strategy="fedavg")
-    assert_same_models(alone, fedavg, 1e-5)

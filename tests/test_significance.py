@@ -55,10 +55,6 @@ def test_equal_gains_are_decided_by_the_sign_test():
     assert effects_of({"six": [-0.1] * 6})["six"].outcome is Outcome.WORSE
 
 
-def test_seeds_without_an_accuracy_do_not_count():
-    assert effect_of([0.1, math.nan, 0.2]).seeds == 2
-
-
 @pytest.mark.parametrize(("seeds", "level"), [(3, 0.05 / 31), (5, 0.05), (10, 0.05 / 31)])
 def test_the_smallest_detectable_gain_has_80_percent_power(seeds, level):
     effect = smallest_effect(seeds, level)

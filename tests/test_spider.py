@@ -5,8 +5,6 @@ import pytest
 import torch
 from by_hand import TWO_CLIENTS, logits, training_data
 from helpers import SMALLEST_SUPERNET, Witness, client_of, run_with
-from hypothesis import given
-from hypothesis import strategies as draw
 from torch.nn import functional
 
 from fedkd_flwr.clients.spider import PRUNED, most_needed
@@ -93,17 +91,6 @@ def test_the_operation_is_kept_whose_absence_costs_most():
 )
 def test_edges_are_decided_in_the_rounds_of_the_schedule(settings, edges, rounds, expected):
     assert list(SpiderSettings(**settings).schedule(edges, rounds)) == expected
-
-
-@given(edges=draw.integers(1, 14), rounds=draw.integers(1, 400))
-def test_a_spread_schedule_ends_within_the_run_or_is_refused(edges, rounds):
-    if rounds < edges:
-        with pytest.raises(ValueError, match=f"num-server-rounds to at least {edges}"):
-            SpiderSettings().schedule(edges, rounds)
-        return
-    schedule = SpiderSettings().schedule(edges, rounds)
-    assert len(schedule) == edges
-    assert 1 <= schedule[0] <= schedule[-1] <= rounds
 
 
 def test_a_client_that_missed_rounds_prunes_what_is_due(tiny):

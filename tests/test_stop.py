@@ -73,7 +73,7 @@ def test_the_process_is_stopped_and_its_neighbor_is_not(monkeypatch):
     mine, other = start_idle("mine"), start_idle("other")
     try:
         monkeypatch.setattr(superlinks, "is_background_superlink", lambda line: "mine" in line)
-        stopped = f"Stopped the SuperLink on 127.0.0.1:{PORT} (process {mine.pid}).\n"
+        stopped = f"Stopped the SuperLink on 127.0.0.1:{PORT} (process {mine.pid}), and its runs.\n"
         assert fedkd_stop() == stopped
         assert mine.wait() != 0 and other.poll() is None
     finally:

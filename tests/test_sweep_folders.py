@@ -6,7 +6,6 @@ from test_sweeps import TINY
 
 from fedkd_flwr.runs import RunDirectoryError
 from fedkd_flwr.sweeps import read_sweep, run_sweep
-from strategies.kt_pfl import KTpFL
 
 
 @pytest.fixture
@@ -60,16 +59,6 @@ def test_a_stopped_run_continues_and_equals_an_uninterrupted_one(sweep, tmp_path
     assert len(list((stopped / "models").glob("*.json"))) == 3
 
 
-def test_a_stopped_run_with_an_older_default_is_rerun(sweep, tmp_path, told):
-    folder = tmp_path / "runs"
-    stopped = stop_second_run(sweep, folder, FOUR_ROUNDS)
-    change_json(stopped / "config.json", config={"learning-rate": 0.5})
-    runs = run_sweep(sweep, folder, on_run=told.append, settings=FOUR_ROUNDS)
-    assert [progress.state for progress in told] == ["skipped", "started", "finished"]
-    assert {run.config["learning-rate"] for run in runs} != {0.5}
-    assert len(list((folder / "aside").iterdir())) == 1
-
-
 @pytest.mark.parametrize(("accepts", "state"), [(False, "started"), (True, "continued")])
 def test_a_stopped_run_of_another_version_continues_if_wanted(
     accepts, state, sweep, tmp_path, told
@@ -104,22 +93,6 @@ def test_a_stopped_run_with_a_damaged_round_repeats_it(sweep, tmp_path, told, lo
     assert "A round is repeated, after round 1: " in " ".join(logged())
     assert runs[1].matrices["coefficients"].shape[0] == 4
     assert not (folder / "aside").exists()
-
-
-def test_a_failed_run_continues_when_the_cause_is_gone(sweep, tmp_path, told, monkeypatch):
-    real = KTpFL.aggregate
-
-    def failing(self, server_round, replies):
-        if server_round == 3:
-            raise RuntimeError("the disk is on fire")
-        return real(self, server_round, replies)
-
-    monkeypatch.setattr(KTpFL, "aggregate", failing)
-    assert run_sweep(sweep, tmp_path / "runs", settings=FOUR_ROUNDS) == []
-    monkeypatch.undo()
-    runs = run_sweep(sweep, tmp_path / "runs", on_run=told.append, settings=FOUR_ROUNDS)
-    assert [progress.state for progress in told] == ["continued", "finished"] * 2
-    assert [list(run.rounds["round"]) for run in runs] == [[1, 2, 3, 4]] * 2
 
 
 # ---- Folders that are refused -------------------------------------------------------------

@@ -12,13 +12,11 @@ from helpers import change_json, write_image_folder
 
 from fedkd_flwr import engines
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.config import ConfigError, default_values, reading
-from fedkd_flwr.config.toml_files import read_toml
+from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import load_run
-from fedkd_flwr.runs.lock import lock_directory
+from fedkd_flwr.runs.folders import lock_directory
 from fedkd_flwr.sweeps import grid_values, read_sweep, run_name, run_sweep
-from fedkd_flwr.sweeps.earlier_attempts import missing_extras
-from fedkd_flwr.sweeps.grid import run_labels
+from fedkd_flwr.sweeps.folder import missing_extras
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.toml"))
@@ -51,15 +49,6 @@ def told():
     return []
 
 
-def test_runs_of_a_sweep_keep_their_memories_in_their_own_directories(sweep, tmp_path):
-    text = sweep.read_text().replace("[base]", f'[base]\nstate-dir = "{tmp_path / "state"}"')
-    sweep.write_text(text)
-    runs = run_sweep(sweep, tmp_path / "runs", only={"seed": 0})
-    assert len(runs) == 2
-    assert not (tmp_path / "state").exists()
-    assert not [*(tmp_path / "runs").glob("*/checkpoint")]
-
-
 def states(told):
     return [(progress.number, progress.state) for progress in told if progress.state != "started"]
 
@@ -78,7 +67,7 @@ def test_settings_that_no_run_reads_are_logged_once(tmp_path, logged):
     assert logged() == [said.format(both)]
     alone = write(tmp_path, base + 'strategy = ["local"]\n')
     runs = run_sweep(alone, tmp_path / "runs")
-    said = "No run of the sweep {} reads kt-pfl.rho, fd.gamma, data-root: ignored."
+    said = "No run of the sweep {} reads fd.gamma, kt-pfl.rho, data-root: ignored."
     assert logged()[1:] == [said.format(alone)]
     # Read again, they are the runs that the file asks for.
     assert [run.path.name for run in runs] == list(read_sweep(alone))
@@ -117,20 +106,6 @@ def test_a_preset_is_found_beside_the_sweep_and_overridden(tmp_path):
     assert (run.plan.seed, run.data.alpha, configuration.settings.rho) == (8, 0.4, 0.7)
 
 
-@pytest.mark.parametrize("preset", ["compare/digits-mixed", "conf/compare/digits-mixed.toml"])
-def test_a_preset_of_the_project_is_found_by_name_from_any_folder(preset, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub").mkdir()
-    path = write(tmp_path / "sub", f"[base]\npreset = '{preset}'\n[grid]\nseed = [8]\n")
-    for sweep in (path, path.relative_to(tmp_path)):
-        (configuration,) = read_sweep(sweep).values()
-        shipped = read_toml("compare/digits-mixed")
-        assert configuration.run.data.client_split == shipped["client-split"]
-    write(tmp_path / "sub", "[base]\npreset = 'compare/digits-mixd'\n[grid]\nseed = [8]\n")
-    with pytest.raises(ConfigError, match="no preset compare/digits-mixd; did you mean compare/"):
-        read_sweep(path)
-
-
 def test_settings_of_other_methods_do_not_repeat_a_run(tmp_path):
     text = "[grid]\nstrategy = ['kt-pfl', 'local']\n[grid.kt-pfl]\nrho = [0.1, 0.5, 0.9]\n"
     strategies = [c.run.strategy for c in read_sweep(write(tmp_path, text)).values()]
@@ -157,13 +132,6 @@ def test_only_selects_runs_by_values(sweep):
     assert read_sweep(sweep, only={"seed": [1]}).keys() < read_sweep(sweep).keys()
 
 
-def test_only_selects_by_defaults_too(tmp_path):
-    text = "[grid]\ncombinations = [{strategy = 'local'}, {strategy = 'local', alpha = 0.1}]\n"
-    path = write(tmp_path, "[base]\npartition = 'dirichlet'\n" + text)
-    (default,) = read_sweep(path, only={"alpha": [0.5]}).values()
-    assert default.flat()["alpha"] == 0.5
-
-
 def test_only_takes_values_as_the_sweep_has_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in "ab":
@@ -177,14 +145,6 @@ def test_only_takes_values_as_the_sweep_has_them(tmp_path, monkeypatch):
     assert read_sweep(path, only={"dataset": run.run.data.dataset, "models": "mlp,cnn"}).values()
     with pytest.raises(ConfigError, match="has no run with dataset = folder:c"):
         read_sweep(path, only={"dataset": "folder:c"})
-
-
-def test_values_of_the_grid_may_be_lists(tmp_path):
-    path = write(
-        tmp_path, TINY.replace('models = "mlp"', "") + "[grid]\nmodels = [['mlp'], ['cnn']]\n"
-    )
-    assert grid_values(path) == {"models": [["mlp"], ["cnn"]]}
-    assert [run.run.models.models for run in read_sweep(path).values()] == [("mlp",), ("cnn",)]
 
 
 @pytest.mark.parametrize(
@@ -312,16 +272,6 @@ def test_earlier_runs_in_aside_are_kept(sweep, tmp_path, told):
     assert [path.name for path in second.iterdir()] == ["mine.txt"]
 
 
-def test_an_unwritable_folder_aside_fails_one_run(sweep, tmp_path, told):
-    settings, folder = {"strategy": "local"}, tmp_path / "runs"
-    (run, *_) = run_sweep(sweep, folder, settings=settings)
-    (run.path / "summary.json").write_text("{")
-    (folder / "aside").write_text("no folder")
-    run_sweep(sweep, folder, on_run=told.append, settings=settings)
-    assert states(told) == [(1, "failed"), (2, "skipped")]
-    assert "cannot be moved" in told[0].error
-
-
 def test_a_finished_run_reports_missing_extras(sweep, tmp_path, told):
     settings, folder = {"strategy": "local"}, tmp_path / "runs"
     (run, *_) = run_sweep(sweep, folder, settings=settings)
@@ -333,22 +283,6 @@ def test_a_finished_run_reports_missing_extras(sweep, tmp_path, told):
     told.clear()
     run_sweep(sweep, folder, on_run=told.append, settings=settings)
     assert [progress.missing_extras for progress in told] == [()] * 2
-
-
-def test_a_finished_run_without_answers_reports_them_missing(sweep, tmp_path):
-    settings = {"strategy": "local", "record-answers": False}
-    (run, *_) = run_sweep(sweep, tmp_path / "runs", settings=settings)
-    assert missing_extras(run, {**run.config, "record-answers": True}) == ["record-answers"]
-    recorded = {**run.config, "record-answers": True}
-    assert missing_extras(run, recorded | {"record-answers": False}) == []
-
-
-def test_a_skipped_run_keeps_no_checkpoint(sweep, tmp_path):
-    settings, folder = {"strategy": "local"}, tmp_path / "runs"
-    (run, *_) = run_sweep(sweep, folder, settings=settings)
-    (run.path / "checkpoint").mkdir()
-    run_sweep(sweep, folder, settings=settings)
-    assert not (run.path / "checkpoint").exists()
 
 
 @pytest.mark.parametrize("save_models", [True, False])
@@ -442,70 +376,3 @@ def test_a_sweep_may_have_several_grids(tmp_path):
     ]
     assert runs == [("local", 0, 0.5), ("local", 1, 0.5), ("fedavg", 1, 0.1)]
     assert grid_values(path) == {"seed": [0, 1], "strategy": ["local", "fedavg"]}
-
-
-def test_each_config_is_read_once(sweep, small, tmp_path, monkeypatch):
-    default_values()  # is read once a process
-    read = []
-    check = reading.check_combinations
-    monkeypatch.setattr(
-        reading, "check_combinations", lambda *both: (read.append(both), check(*both))[1]
-    )
-    engines.run(small, output_dir=tmp_path / "run", num_server_rounds=1)
-    assert len(read) == 1
-    read.clear()
-    run_sweep(sweep, tmp_path / "runs")
-    assert len(read) == 4
-
-
-# ---- Some runs of a sweep ------------------------------------------------------------
-
-
-SWEEP = """
-[base]
-models = "mlp"
-device = "cpu"
-
-[grid]
-seed = [0]
-combinations = [
-    { strategy = "local" },
-    { strategy = "fedavg" },
-    { strategy = "kt-pfl", kt-pfl.temperature = 1.0 },
-    { strategy = "kt-pfl", kt-pfl.temperature = 3.0 },
-]
-"""
-
-
-@pytest.fixture
-def part_of(tmp_path):
-    (tmp_path / "sweep.toml").write_text(SWEEP)
-
-    def runs(only):
-        return list(run_labels(read_sweep(tmp_path / "sweep.toml", only=only)).values())
-
-    return runs
-
-
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_a_method_s_key_is_a_value_of_its_runs_alone(part_of, temperature):
-    assert part_of({"kt-pfl.temperature": temperature}) == ["kt-pfl"]
-
-
-def test_two_values_are_those_of_two_runs(part_of):
-    both = part_of({"kt-pfl.temperature": [1.0, 3.0]})
-    assert both == ["kt-pfl kt-pfl.temperature=1.0", "kt-pfl kt-pfl.temperature=3.0"]
-
-
-def test_common_keys_are_values_of_all_runs(part_of):
-    everything = part_of(None)
-    assert len(everything) == 4
-    assert part_of({"learning-rate": 0.01}) == everything
-    assert part_of({"device": "cpu"}) == everything  # where a run takes place
-
-
-def test_a_key_that_no_run_reads_is_refused_and_values_are_those_of_its_readers(part_of):
-    with pytest.raises(ConfigError, match=r"have no setting persfl\.teacher"):
-        part_of({"persfl.teacher": "best"})
-    with pytest.raises(ConfigError, match=r"its runs have kt-pfl\.temperature = 1\.0 or 3\.0\."):
-        part_of({"kt-pfl.temperature": 2.0})

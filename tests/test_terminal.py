@@ -2,7 +2,6 @@
 
 from io import StringIO
 
-import pandas as pd
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -11,8 +10,6 @@ import fedkd_flwr
 from fedkd_flwr.analysis.columns import in_bytes, points
 from fedkd_flwr.cli import app, output, progress, results, tables
 from fedkd_flwr.engines import find_engine, resolve_output
-from fedkd_flwr.sweeps import read_sweep
-from fedkd_flwr.sweeps.grid import run_labels
 from strategies.core.rounds import Observer
 
 
@@ -87,24 +84,6 @@ def test_compare_is_markdown_when_piped(two_runs):
     assert command("compare", two_runs).stdout.startswith("| method | seeds |")
 
 
-def test_a_table_of_clients_is_piped_as_it_is_asked_for(two_runs):
-    printed = command("compare", two_runs, "--per-client", "--format", "csv").stdout
-    clients = pd.read_csv(StringIO(printed.split("\n\n")[1]))
-    assert sorted(clients) == ["client", "kt-pfl", "local"] and len(clients) == 4
-    accuracies = fedkd_flwr.compare(two_runs).clients.query("method == 'local'")["accuracy"]
-    assert clients["local"].tolist() == pytest.approx(accuracies.tolist())
-
-
-def test_many_methods_by_client_are_tables_below_each_other(terminal):
-    printed = terminal(40)
-    methods = [f"method-{n}" for n in range(7)]
-    tables.show_columns(pd.DataFrame([["0", *["12.3%"] * 7]], columns=["client", *methods]))
-    lines = printed.getvalue().splitlines()
-    assert max(map(len, lines)) <= 40
-    assert sorted(word for line in lines for word in line.split() if "method" in word) == methods
-    assert sum(line.startswith("client") for line in lines) == 3
-
-
 def test_the_path_of_a_run_is_printed_first_and_its_clients_on_request(small, tmp_path):
     preset = tmp_path / "preset.toml"
     preset.write_text("\n".join(f"{k} = {v!r}" for k, v in small.items()).replace("'", '"'))
@@ -162,19 +141,6 @@ def test_an_interrupted_run_prints_the_command_that_continues_it(small, tmp_path
     assert len(fedkd_flwr.load_run(tmp_path / "run").rounds) == 2
 
 
-def test_a_command_to_copy_quotes_what_a_shell_would_split(small, tmp_path, monkeypatch):
-    lines = [f"{name} = {value!r}\n".replace("'", '"') for name, value in small.items()]
-    sweep = tmp_path / "sweep.toml"
-    sweep.write_text(f"[base]\n{''.join(lines)}[grid]\nseed = [0]\n")
-    folder, run = tmp_path / "my runs", tmp_path / "my run"
-    done = command("sweep", sweep, "--output-dir", folder).stdout
-    assert f"Compare: fedkd compare '{folder}'\n" in done
-
-    press_ctrl_c_in("round_finished", monkeypatch)
-    stopped = run_of({**small, "num-server-rounds": 2}, run).stderr
-    assert stopped.endswith(f"Continue with: fedkd run --resume '{run}'\n")
-
-
 def test_a_run_interrupted_in_its_first_round_leaves_nothing(small, tmp_path, monkeypatch):
     press_ctrl_c_in("clients_answered", monkeypatch)
     result = run_of(small, tmp_path / "run")
@@ -202,16 +168,3 @@ def test_clients_are_counted_as_they_answer(small, tmp_path, cohort):
     assert trained.count((clients, clients)) == 3
     if cohort == "off":
         assert trained == 3 * [(n, clients) for n in range(1, clients + 1)]
-
-
-def test_runs_of_a_sweep_are_named_by_what_varies(tmp_path):
-    file = tmp_path / "sweep.toml"
-    file.write_text(
-        "[base]\nmodels = 'mlp'\n[grid]\nseed = [0, 1]\ncombinations = [{ strategy = 'local' }, "
-        "{ strategy = 'kt-pfl', kt-pfl.rho = 0.1 }, { strategy = 'kt-pfl', kt-pfl.rho = 0.2 }]\n"
-    )
-    assert list(run_labels(read_sweep(file)).values())[:3] == [
-        "local seed=0",
-        "kt-pfl seed=0 kt-pfl.rho=0.1",
-        "kt-pfl seed=0 kt-pfl.rho=0.2",
-    ]

@@ -19,10 +19,7 @@ from fedkd_flwr.clients.tracebacks import (
     stop_at_reported_failures,
     traceback_of_own_code,
 )
-from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.methods import REGISTERED
-from fedkd_flwr.training.loop import DivergedError
-from strategies.core.replies import InvalidReplyError
 from strategies.fedprox import FedProx
 
 
@@ -53,12 +50,6 @@ def test_a_traceback_is_logged_once_per_error(logged):
         "KeyError: 'second'",
     ]
     assert not any("\n" in line for line in lines)
-
-
-@pytest.mark.parametrize("error", [DivergedError("diverged"), InvalidReplyError("invalid")])
-def test_errors_of_this_project_explain_themselves(error, logged):
-    Tracebacks().log_once(error, 0)
-    assert logged() == []
 
 
 def test_a_run_shows_file_and_line_of_a_failing_client(small, tmp_path, logged):
@@ -180,11 +171,3 @@ def test_what_is_own_code(file, module, is_own):
     # The lambda above is of this file, which is own code too.
     error.__traceback__.tb_next = error.__traceback__.tb_next.tb_next
     assert (traceback_of_own_code(error) is not None) == is_own
-
-
-@pytest.mark.parametrize("kind", [DivergedError, DataError])
-def test_divergence_and_unreadable_data_are_failed_replies(kind):
-    def fail():
-        raise kind("no number")
-
-    assert traceback_of_own_code(called_in("/home/ada/mine.py", "mine", fail)) is None

@@ -29,28 +29,24 @@ from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.custom_objects.naming import register
-from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.data.clients import client_parts
+from fedkd_flwr.data.clients import ClientData, client_parts
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.plots.tuning import tuning_figures
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import Tuned, tune
 from fedkd_flwr.tuning import study as studies
-from fedkd_flwr.tuning.halving import (
-    bracket_cost,
+from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
+from fedkd_flwr.tuning.study import (
     largest_bracket,
-    number_continuing,
-    ranked,
     rungs_of,
     steps_of_local,
 )
-from fedkd_flwr.tuning.space import STEP_SIZE, Dimension, search_space
 from fedkd_flwr.tuning.trial_runs import TrialRuns
 from fedkd_flwr.tuning.tuning import _interval, _notes
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
-from strategies.core.search import SearchRange
+from strategies.core.settings_groups import SearchRange
 
 BASE = {
     **SMALL,
@@ -103,27 +99,6 @@ def test_a_custom_method_is_tuned_over_the_ranges_that_it_declares(base, tmp_pat
     assert chosen(tuning)["mine"]["mine.sharpness"] == 10.0
 
 
-def test_a_space_without_the_step_size_is_refused(monkeypatch):
-    monkeypatch.setattr("fedkd_flwr.tuning.space.STEP_SIZE", "pace")
-    with pytest.raises(ConfigError, match=r"The search space has no pace\. Declare it"):
-        search_space(METHODS["local"])
-
-
-def test_the_edge_of_a_logarithmic_range_is_a_tenth_of_its_orders_of_magnitude():
-    rate = Dimension(0.001, 1.0, log=True, whole=False)
-    assert rate.edge(0.0019) == "low"
-    assert rate.edge(0.0021) == ""
-    assert rate.edge(0.49) == ""
-    assert rate.edge(0.51) == "high"
-
-
-def test_a_range_is_widened_by_half_on_one_side():
-    rate = Dimension(0.01, 1.0, log=True, whole=False).widened("high")
-    assert (rate.low, rate.high) == (0.01, pytest.approx(10.0))
-    clusters = Dimension(2, 6, log=False, whole=True).widened("high")
-    assert (clusters.low, clusters.high) == (2, 8)
-
-
 def test_a_range_is_not_widened_beyond_the_limits_of_its_setting():
     weight = search_space(METHODS["fml"])["fml.alpha"]
     wider = weight.widened("high").widened("low")
@@ -144,26 +119,12 @@ def test_trials_are_judged_twice_before_their_end_where_clients_are_evaluated():
     assert rungs_of(1, 1) == {1: 1}
 
 
-def test_of_eight_trials_five_continue_and_then_three_the_earlier_of_equals():
-    assert ranked({4: 0.5, 2: 0.5, 3: 0.9}) == [3, 2, 4]
-    assert number_continuing(8, Fraction(5, 8)) == 5
-    assert number_continuing(5, Fraction(3, 5)) == 3
-    assert number_continuing(1, Fraction(3, 8)) == 1
-
-
 def test_a_client_that_diverges_uses_up_the_budget(tmp_path):
     runs = TrialRuns({}, (0,), (1, 2), tmp_path)
     whole = {"round": 1, "gradient_steps": 60, "replies": 4, "failures": 0}
     assert runs.steps([whole]) == 60
     assert runs.steps([{**whole, "gradient_steps": 45, "replies": 3, "failures": 1}]) == 60
     assert runs.steps([{**whole, "gradient_steps": 0, "replies": 0, "failures": 4}]) == 0
-
-
-def test_a_full_bracket_takes_less_than_half_of_the_steps_of_its_trials():
-    shares = list(rungs_of(18, 1).values())
-    # Eight trials of 1 step, five of 6 more, three of 11 more.
-    assert bracket_cost(8, shares, [1, 7, 18]) == 8 * 1 + 5 * 6 + 3 * 11 == 71
-    assert 71 < 8 * 18 / 2
 
 
 def test_the_last_bracket_is_as_large_as_what_is_left():
@@ -302,32 +263,6 @@ def test_the_sweep_runs_the_chosen_settings_with_seeds_that_tuned_nothing(base, 
     assert prox.settings.mu == chosen(tuning)["fedprox"]["fedprox.mu"]
 
 
-@pytest.mark.slow
-def test_an_interrupted_study_asks_and_judges_as_an_uninterrupted_one(base, tmp_path, monkeypatch):
-    def trials_of(folder, interrupted_at):
-        calls = []
-
-        def advance(self, number, seed, chosen, rung):
-            calls.append((number, rung))
-            if len(calls) in interrupted_at:
-                raise KeyboardInterrupt
-            return 1 - abs(chosen[STEP_SIZE] - 0.03) + rung / 1000, rung
-
-        monkeypatch.setattr(TrialRuns, "advance", advance)
-        search = a_search(base, folder, budget=48, steps_of_local=6)
-        for _ in interrupted_at:
-            with pytest.raises(KeyboardInterrupt):
-                search.run()
-        search.run()
-        trials = search.study().get_trials()
-        return [(trial.state, trial.params, trial.value, trial.user_attrs) for trial in trials]
-
-    whole = trials_of(tmp_path / "whole", interrupted_at=())
-    assert len(whole) > 8
-    # At the first rung of the first bracket, and at a later rung of the second.
-    assert trials_of(tmp_path / "cut", interrupted_at=(6, 20)) == whole
-
-
 def test_a_promising_run_continues_instead_of_being_repeated(base, tmp_path, monkeypatch):
     begun, continued = [], []
     run, resume = engines.run_configuration, engines.resume
@@ -341,13 +276,6 @@ def test_a_promising_run_continues_instead_of_being_repeated(base, tmp_path, mon
     assert len(begun) == len(set(begun)) > 3
     assert continued and set(continued) <= set(begun)
     assert not [*tmp_path.glob("*/*/checkpoint")]
-
-
-def test_trials_write_to_their_run_directories_alone(base, tmp_path):
-    folders = {name: str(tmp_path / name) for name in ("models-dir", "state-dir")}
-    tuning = tune({**base, **folders}, [], tmp_path / "tuning", budget=1, seeds=1)
-    assert not any(Path(folder).exists() for folder in folders.values())
-    assert tomllib.loads(tuning.sweep.read_text())["base"]["models-dir"] == folders["models-dir"]
 
 
 def test_a_range_is_widened_late_where_the_best_value_lies_at_its_edge(base, tmp_path):

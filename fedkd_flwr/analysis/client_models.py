@@ -20,7 +20,7 @@ from fedkd_flwr.custom_objects.importing import find_callable, find_custom, is_c
 from fedkd_flwr.data.clients import load_client
 from fedkd_flwr.export import load_model, read_card
 from fedkd_flwr.memory import InProcessContext, MemoryFolder
-from fedkd_flwr.models.custom_models import SIGNATURE
+from fedkd_flwr.models.build import SIGNATURE
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.runs import Run, RunDirectoryError, recorded_config
 from fedkd_flwr.training.loop import computing_in, predict_logits

@@ -6,7 +6,7 @@ from fedkd_flwr.models.darts.genotype import Genotype
 from fedkd_flwr.models.darts.supernet import Rule, Supernet, derive_genotype
 from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.runs import Run, RunDirectoryError, recorded_config
-from strategies.core.vector_kinds import ALPHAS
+from strategies.core.declarations import ALPHAS
 
 
 def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:

@@ -11,7 +11,7 @@ import pandas as pd
 from fedkd_flwr.analysis.columns import MISSING, percent
 from fedkd_flwr.analysis.settings import defining_settings, varied_settings
 from fedkd_flwr.runs import Run
-from fedkd_flwr.runs.own_code import short_digest, versions_of_code
+from fedkd_flwr.runs.provenance import short_digest, versions_of_code
 from strategies.core.rounds import NEW_CLIENTS
 
 Groups = Mapping[str, list[Run]]

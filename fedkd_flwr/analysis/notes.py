@@ -19,8 +19,8 @@ from fedkd_flwr.analysis.results import steps_of_a_client
 from fedkd_flwr.analysis.settings import defining_settings, plan_of, table_settings, varied_settings
 from fedkd_flwr.config import lost_keys
 from fedkd_flwr.runs import Run
-from fedkd_flwr.runs.own_code import has_accepted_code, minor_version
-from fedkd_flwr.runs.provenance import legs_of
+from fedkd_flwr.runs.provenance import has_accepted_code, minor_version
+from fedkd_flwr.runs.reading import legs_of
 
 MANY_STEPS = 1.5
 """Times the gradient steps of its reference from which on a method trains notably longer."""

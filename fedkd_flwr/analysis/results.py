@@ -25,9 +25,8 @@ from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.analysis.settings import plan_of
 from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
-from fedkd_flwr.runs.provenance import legs_of
-from fedkd_flwr.runs.reading import damaged
-from strategies.core.answers import ANSWERS, from_text, unpacked_answers
+from fedkd_flwr.runs.reading import damaged, legs_of
+from strategies.core.masks import ANSWERS, from_text, unpacked_answers
 from strategies.core.optional_metrics import MEANS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 

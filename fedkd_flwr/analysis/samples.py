@@ -3,8 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from fedkd_flwr.data.client_data import ClientData
-from fedkd_flwr.data.clients import client_indices, labels_of, load_client
+from fedkd_flwr.data.clients import ClientData, client_indices, labels_of, load_client
 from fedkd_flwr.runs import Run, recorded_config
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedkd_flwr.config import DATA_KEYS, KEYS_WITHOUT_EFFECT, ConfigError, default_values
-from fedkd_flwr.config.old_keys import OLD_KEYS
+from fedkd_flwr.config.suggestions import OLD_KEYS
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import Run
-from fedkd_flwr.runs.own_code import code_of, python_of
+from fedkd_flwr.runs.provenance import code_of, python_of
 from strategies.core.plan import PlanSettings
 
 

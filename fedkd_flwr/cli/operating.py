@@ -82,8 +82,8 @@ def predict(
         import sys
 
         from fedkd_flwr.custom_objects.importing import find_custom
-        from fedkd_flwr.export.predicting import files_at
-        from fedkd_flwr.export.predicting import predict as classify
+        from fedkd_flwr.export import files_at
+        from fedkd_flwr.export import predict as classify
 
         built = None
         if builder:
@@ -128,8 +128,5 @@ def stop() -> None:
             ) from None
         if not stopped:
             say(f"No background SuperLink of `flwr run` is running on {ADDRESS}.")
-        for superlink in stopped:
-            say(f"Stopped the SuperLink on {ADDRESS} (process {superlink.process_id}).")
-            if superlink.may_have_run:
-                # The process of a run lives on for some seconds after its last round.
-                say("If a run was not finished, it stopped too.")
+        for process_id in stopped:
+            say(f"Stopped the SuperLink on {ADDRESS} (process {process_id}), and its runs.")

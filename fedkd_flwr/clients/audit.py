@@ -14,7 +14,7 @@ from fedkd_flwr.clients.policy import NodeConfigError, read_policy
 from fedkd_flwr.clients.privacy_ledger import LEDGER, DamagedLedgerError, PrivacyLedger
 from fedkd_flwr.files import open_private
 from strategies.core.flower import log
-from strategies.core.records import arrays_of, record_of
+from strategies.core.replies import arrays_of, record_of
 
 AUDIT = "audit.jsonl"
 """Name of the file in ``state-dir/PARTITION-ID``. Earlier lines are in ``audit.jsonl.1`` to ``.9``,
@@ -83,7 +83,6 @@ def _asked(message: Message, context: Context) -> dict[str, Any]:
 
 
 def _epsilon(folder: Path, context: Context) -> dict[str, float]:
-    """Return what the node's ledger has counted so far, in all runs with noise."""
     policy = read_policy(context.node_config)
     ledger = PrivacyLedger(folder / LEDGER, delta=policy.privacy_delta)
     try:

@@ -22,17 +22,14 @@ from fedkd_flwr.clients.messages import Arrays as Arrays
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.messages import TrainReply as TrainReply
 from fedkd_flwr.clients.session import Session as Session
-from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.memory import State as MethodState
 from fedkd_flwr.models.features import FeatureExtractor
 from fedkd_flwr.models.model_pool import Architecture
-from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob, undone_if_it_diverges
-from fedkd_flwr.training.loop import Batch, Loss
-from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import build_optimizer
-from fedkd_flwr.training.regularizers import parameters_of, relative_distance
-from fedkd_flwr.training.suspension import result_of
-from strategies.core.counts import metric_name
+from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob, result_of, undone_if_it_diverges
+from fedkd_flwr.training.loop import Batch, Loss, build_optimizer
+from fedkd_flwr.training.losses import cross_entropy, parameters_of, relative_distance
+from strategies.core.metrics import metric_name
 from strategies.core.randomness import random_generator
 
 EVALUATED = "write `evaluated(received, server_round)`, which returns "
@@ -55,13 +52,7 @@ HOOKS_BEFORE = {
 
 
 def refuse_old_names(client: type) -> None:
-    """Refuse a client class with hooks that are not called any more.
-
-    Raises
-    ------
-    TypeError
-        With one sentence that says what to write.
-    """
+    """Refuse a client class with hooks that are not called any more."""
     for name, instead in HOOKS_BEFORE.items():
         if name in vars(client):
             raise TypeError(f"{client.__name__}.{name} is no hook any more: {instead}")
@@ -112,13 +103,7 @@ class PersonalClient(NumPyClient):
         self.device, self.partition_id = session.device, session.partition_id
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; while a message is served, none that would be lost after it.
-
-        Raises
-        ------
-        AttributeError
-            If it would be lost. The model is stored after a training.
-        """
+        """Set an attribute; while a message is served, none that would be lost after it."""
         if "session" in vars(self) and self.session.request.server_round and name != "model":
             raise AttributeError(
                 f"`{name}` would not survive this message; declare it in the state, or use a "

@@ -2,7 +2,7 @@
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import PersonalModelClient
-from fedkd_flwr.training.regularizers import Proximal, parameters_of
+from fedkd_flwr.training.losses import Proximal, parameters_of
 from strategies.ditto import DittoSettings
 
 

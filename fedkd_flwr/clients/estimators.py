@@ -1,7 +1,4 @@
-"""Clients whose model is an estimator: refits in place of gradient steps.
-
-`estimator_client` derives the class from the method's own client, which decides what is exchanged.
-"""
+"""Clients whose model is an estimator: refits in place of gradient steps."""
 
 import math
 from dataclasses import replace
@@ -14,8 +11,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, TrainReply
 from fedkd_flwr.config import RunConfig, methods_with
-from fedkd_flwr.models.estimator_model import EstimatorModel, weighted_rows
-from fedkd_flwr.models.estimators import new_estimator, try_estimator
+from fedkd_flwr.models.estimators import EstimatorModel, new_estimator, try_estimator, weighted_rows
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.core.flower import log
@@ -42,10 +38,7 @@ def refusal(run: RunConfig) -> str:
 
 
 def require_estimator(run: RunConfig, name: str, missing: bool = False) -> None:
-    """Refuse an estimator that a run cannot have, by a fit on random numbers.
-
-    With `missing`, some of them are NaN. Raises `ValueError` with one sentence.
-    """
+    """Refuse an estimator that a run cannot have, by a fit on random numbers."""
     if reason := refusal(run):
         raise ValueError(f"{name}: {reason}")
     create = partial(new_estimator, name, run.models.estimators.options_of(name))
@@ -92,25 +85,17 @@ class EstimatorClient(PersonalClient):
         return reply
 
     def train_locally(self, server_round: int, *_: Any, **__: Any) -> float:
-        """Fit on private samples, unless a distillation has done so with public ones too.
-
-        Return the mean cross-entropy over the private samples, afterwards.
-        """
+        """Fit on private samples, unless a distillation has done so; return their mean loss."""
         if not self.model.was_fitted:
             self.refit()
         logits = self.predict(self.model, self.data.train_images)
         return float(nn.functional.cross_entropy(logits, self.data.train_labels))
 
     def distill(self, teacher: Tensor, server_round: int) -> float:
-        """Fit on private samples and on the last round's public subset (KT-pFL and its kind).
+        """Fit on private and public samples of the last round; return the distillation loss.
 
         The soft labels are the predictions p with ``softmax(log(p) / T) = teacher``, at which the
         distillation loss of networks is smallest.
-
-        Returns
-        -------
-        float
-            The distillation loss, afterwards.
         """
         settings, images = self.settings, self.session.public_images(server_round - 1)
         self.refit(images, torch.softmax(settings.temperature * teacher.log(), dim=1))
@@ -120,21 +105,14 @@ class EstimatorClient(PersonalClient):
     def co_distill(
         self, images: Tensor, centroid: Tensor, server_round: int, factor: float = 1.0
     ) -> float:
-        """Fit on private samples and on public ones with the centroid's predictions (PerFed-CKT).
-
-        The public weight takes the place of lambda, and is multiplied by the factor.
-        """
+        """Fit on private samples and on public ones with the centroid (PerFed-CKT)."""
         self.refit(images, centroid, factor)
         return self.train_locally(server_round)
 
     def refit(
         self, public: Tensor | None = None, teacher: Tensor | None = None, factor: float = 1.0
     ) -> None:
-        """Fit a new estimator on private samples, and on public samples if there is a teacher.
-
-        Public samples (P, ...), the teacher (P, K) with rows on the simplex. The weight of public
-        samples is multiplied by `factor`.
-        """
+        """Fit a new estimator on private samples, and on public ones with a teacher (P, K)."""
         data, settings = self.data, self.session.run.models.estimators
         weights = torch.full_like(data.train_labels, settings.private_weight, dtype=torch.float32)
         rows = [(data.train_images, data.train_labels, weights)]

@@ -9,7 +9,7 @@ from torch import Tensor, from_numpy, nn
 
 from fedkd_flwr.clients.local_training import LocalTraining
 from fedkd_flwr.clients.messages import Arrays, TrainReply
-from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.memory import State as MethodState
 from fedkd_flwr.models.model_pool import Architecture, plain_copy
 from fedkd_flwr.training.jobs import StepCounter, train_unless_it_diverges
@@ -24,8 +24,8 @@ from fedkd_flwr.training.loop import (
 )
 from fedkd_flwr.training.losses import cross_entropy
 from fedkd_flwr.training.optional_metrics import measured
-from strategies.core.answers import packed_answers
-from strategies.core.counts import EvaluatedModel, Split, as_metrics
+from strategies.core.masks import packed_answers
+from strategies.core.metrics import EvaluatedModel, Split, as_metrics
 
 Logits = Mapping[Split, Tensor]
 """What a model predicts on each split, (n, K)."""
@@ -36,28 +36,19 @@ Against = Callable[[Logits], dict[str, float]]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a client is evaluated with, as its method prepares it.
-
-    Attributes
-    ----------
-    model : nn.Module
-        The module that is fine-tuned if the run or the method asks for it, and then evaluated.
-    metrics : dict of str to float
-        Further metrics of the method.
-    exported : callable, optional
-        Returns the evaluated model in the architectures of the run, after any fine-tuning. By
-        default it is `model`, with any projection in its head.
-    fine_tune_epochs : int
-        Epochs of fine-tuning that the method adds to those of the run.
-    fine_tuned_by : callable, optional
-        The loss of fine-tuning; None for a model that is never fine-tuned.
-    """
+    """What a client is evaluated with, as its method prepares it."""
 
     model: nn.Module
+    """The module that is fine-tuned if the run or the method asks for it, and then evaluated."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics of the method."""
     exported: Callable[[], nn.Module] | None = None
+    """Returns the evaluated model in the architectures of the run, after any fine-tuning. By
+    default it is `model`, with any projection in its head."""
     fine_tune_epochs: int = 0
+    """Epochs of fine-tuning that the method adds to those of the run."""
     fine_tuned_by: Loss | None = cross_entropy
+    """The loss of fine-tuning; None for a model that is never fine-tuned."""
 
 
 class MethodClient(Protocol):
@@ -69,38 +60,16 @@ class MethodClient(Protocol):
     trainable: Tensor
     architectures: tuple[Architecture, ...]
 
-    @property
-    def model(self) -> nn.Module:
-        """The client's model."""
-
-    def begin(self) -> Any:
-        """Return the state before the first training."""
-
-    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
-        """Train as a message asks, and return the reply."""
-
-    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
-        """Return what is evaluated."""
-
-    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return a model's logits on images, (P, K) float32."""
-
-    def generator(self, purpose: str, server_round: int) -> np.random.Generator:
-        """Return the client's generator for one purpose in one round."""
+    model: nn.Module
+    begin: Callable[[], Any]
+    train: Callable[[Arrays, int, str], TrainReply]
+    evaluated: Callable[[Arrays, int], Evaluated]
+    predict: Callable[[nn.Module, Tensor], Tensor]
+    generator: Callable[[str, int], np.random.Generator]
 
 
 class Evaluating:
-    """Evaluations of one client.
-
-    Parameters
-    ----------
-    client : MethodClient
-        The client.
-    local : LocalTraining
-        How it trains on its private data.
-    gradient_steps : StepCounter
-        Counts the steps of fine-tuning.
-    """
+    """Evaluations of one client; steps of fine-tuning are counted."""
 
     def __init__(
         self, client: MethodClient, local: LocalTraining, gradient_steps: StepCounter
@@ -133,24 +102,20 @@ class Evaluating:
             batches = self._local.batches(client.data, (trained[chosen] for chosen in positions))
             train_on(model, loss, optimizer, self._gradient_steps.counted(batches))
 
+        def rank() -> tuple[float, ...]:
+            data = client.data
+            with self._local.evaluation_statistics(model, data.train_images):
+                return evaluate(model, data.validation_images, data.validation_labels).rank
+
         if training.fine_tune_early_stopping and len(client.data.validation_labels):
-            keep_best_epoch(model, train, epochs, lambda: self._validation_rank(model))
+            keep_best_epoch(model, train, epochs, rank)
         elif self._node.policy.hides_divergence:
             train_unless_it_diverges(model, lambda: train(epochs), self._local.report_divergence)
         else:
             train(epochs)
 
-    def _validation_rank(self, model: nn.Module) -> tuple[float, ...]:
-        """Return the rank of a model's result on validation data."""
-        data = self.client.data
-        with self._local.evaluation_statistics(model, data.train_images):
-            return evaluate(model, data.validation_images, data.validation_labels).rank
-
     def counted(self, name: EvaluatedModel) -> dict[str, float]:
-        """Count the correct predictions of the client's model as it is, as metrics of this name.
-
-        It has the statistics of an evaluation meanwhile.
-        """
+        """Count the correct predictions of the client's model as it is, as metrics of this name."""
         client = self.client
         with self._local.evaluation_statistics(client.model, client.data.train_images):
             return counts_of(name, self._logits(client.model), client.data)
@@ -162,10 +127,7 @@ class Evaluating:
     def count(
         self, model: nn.Module, against: Against | None = None
     ) -> tuple[dict[str, float], bytes]:
-        """Return counts and measures of a prepared model, and which test images it gets right.
-
-        `against` adds a comparison with another model.
-        """
+        """Return counts and measures of a prepared model, and which test images it gets right."""
         data, answers = self.client.data, b""
         logits = self._logits(model)
         metrics, test = counts_of("own", logits, data), logits["test"]
@@ -183,10 +145,7 @@ class Evaluating:
 def counts_of(
     model: EvaluatedModel, logits: Mapping[Split, Tensor], data: ClientData
 ) -> dict[str, float]:
-    """Return the correct predictions and losses of a model on each split, as metrics.
-
-    The logits are (n, K) by split.
-    """
+    """Return correct predictions and losses by split, as metrics, of logits (n, K) by split."""
     metrics: dict[str, float] = {}
     for split, (_, labels) in data.evaluated_splits.items():
         found = count_correct(logits[split], labels)

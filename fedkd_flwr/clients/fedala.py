@@ -65,10 +65,7 @@ class FedALAClient(ParameterClient):
         return {name: p.detach().clone() for name, p in named if p in chosen}
 
     def mix_with(self, own: Parameters, server_round: int) -> dict[str, Tensor]:
-        """Learn W, fill the model with the mixture, and return W.
-
-        `own` is L in the mixed layers; the model holds G. The samples for W depend on the round.
-        """
+        """Learn W from L in `own` and G in the model, fill that with the mixture, and return W."""
         received = self.mixed_parameters()
         kept = self.state.mixing
         weights = kept or {name: torch.ones_like(tensor) for name, tensor in own.items()}

@@ -38,10 +38,7 @@ class EnsembleLearning:
 
 
 def slope_of(weight: float, private: Tensor, shared: Tensor, labels: Tensor) -> float:
-    """Return the derivative in lambda, at `weight`, of the ensemble's mean cross-entropy.
-
-    Logits of both models (n, K), labels (n,).
-    """
+    """Return the derivative in lambda, at `weight`, of the ensemble's mean cross-entropy."""
     errors = functional.softmax(torch.lerp(shared, private, weight), dim=1)
     errors = errors - functional.one_hot(labels, private.shape[1])
     return float((errors * (private - shared)).sum()) / len(labels)

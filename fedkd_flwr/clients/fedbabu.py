@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedkd_flwr.clients.base import Arrays, Evaluated
-from fedkd_flwr.clients.fedavg import FineTuningClient
+from fedkd_flwr.clients.parameters import FineTuningClient
 from fedkd_flwr.models.layers import head_and_body
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.loop import Loss
@@ -33,11 +33,7 @@ def _loss_partly_frozen(
     return nn.functional.cross_entropy(functional_call(model, frozen, (images,)), labels)
 
 
-FINE_TUNING_LOSSES: dict[str, Loss] = {
-    "full": cross_entropy,
-    "head": head_loss,
-    "body": body_loss,
-}
+FINE_TUNING_LOSSES: dict[str, Loss] = {"full": cross_entropy, "head": head_loss, "body": body_loss}
 """The losses by the part of the model for which they have gradients."""
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.training.regularizers import (
+from fedkd_flwr.training.losses import (
     ProximalLinear,
     flat_parameters,
     parameters_of,

@@ -17,7 +17,7 @@ from fedkd_flwr.models.vectors import (
     tensors_by_kind,
 )
 from fedkd_flwr.training.loop import evaluate
-from strategies.core.vector_kinds import BUFFERS
+from strategies.core.declarations import BUFFERS
 from strategies.fedfomo import (
     GAINS_OF_OTHERS,
     FedFomoSettings,
@@ -59,10 +59,7 @@ class FedFomoClient(ParameterClient):
         return TrainReply({**self.model_arrays(), GAINS_OF_OTHERS: reported}, {"train-loss": loss})
 
     def weigh(self, candidates: Sequence[Model]) -> NDArray[np.float64]:
-        """Return the gain of each of M models, (M,), over the start of the last training.
-
-        The client's last model is among them. `model` is overwritten.
-        """
+        """Return the gain of each of M models, (M,), over the start of the last training."""
         if self.state.start:
             fill_model(self.model, self.state.start)
         else:

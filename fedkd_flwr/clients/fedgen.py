@@ -27,7 +27,7 @@ class GeneratedLearning:
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor, features: Tensor, classes: Tensor
     ) -> Tensor:
-        """Return the loss of a private batch beside a generated one."""
+        """Return the loss of a batch."""
         of_generated = functional.cross_entropy(head_of(model)(features), classes)
         return cross_entropy(model, images, labels) + self.weight * of_generated
 

@@ -12,9 +12,8 @@ from fedkd_flwr.models.features import feature_width, features_and_logits
 from fedkd_flwr.models.vectors import copied_state, fill_model, matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import seeded
 from fedkd_flwr.training.losses import kl_to_teacher
-from strategies.core.low_rank import compressed
-from strategies.core.vector_kinds import WEIGHTS
-from strategies.fedkd import FACTORS, RANKS, FedKDSettings
+from strategies.core.declarations import WEIGHTS
+from strategies.fedkd import FACTORS, RANKS, FedKDSettings, compressed
 
 SMALLEST_TASK_LOSS = 0.1
 """Smallest divisor of the distillation terms, which are divided by the task losses' sum."""

@@ -13,15 +13,10 @@ from strategies.fednas import FedNASSettings
 
 @dataclass(frozen=True)
 class MixedLevelLoss:
-    """``L_val + lambda L_tr`` on a held-out and a training batch, or ``L_tr`` on the latter alone.
-
-    Attributes
-    ----------
-    weight : float
-        lambda.
-    """
+    """``L_val + lambda L_tr`` on a held-out and a training batch, or ``L_tr`` on the latter."""
 
     weight: float
+    """lambda."""
 
     def __call__(
         self, model: nn.Module, images: Tensor, labels: Tensor, *training: Tensor

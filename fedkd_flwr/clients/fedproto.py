@@ -31,7 +31,7 @@ class TowardsPrototypes:
     weight: float
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss on labeled images."""
+        """Return the loss of a batch."""
         prototypes, flags = self.tensors
         entered, logits = features_and_logits(model, images)
         distances = (entered - prototypes[labels]).square().mean(dim=1)

@@ -3,7 +3,7 @@
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.loop import Loss
-from fedkd_flwr.training.regularizers import Proximal, parameters_of
+from fedkd_flwr.training.losses import Proximal, parameters_of
 from strategies.fedprox import FedProxSettings
 
 

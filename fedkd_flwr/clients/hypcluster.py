@@ -26,10 +26,7 @@ class HypClusterClient(ParameterClient):
         return Evaluated(self.model)
 
     def choose(self, received: Arrays) -> int:
-        """Load the hypothesis with the lowest training loss into the model, and return its index.
-
-        Received are all hypotheses, (c, length) by kind.
-        """
+        """Load the hypothesis with the lowest training loss, and return its index."""
         hypotheses = [
             dict(zip(received, rows, strict=True)) for rows in zip(*received.values(), strict=True)
         ]

@@ -6,8 +6,7 @@ from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.soft_predictions import SoftPredictionClient
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import epoch_batches, gathered
-from fedkd_flwr.training.losses import Distillation
-from fedkd_flwr.training.regularizers import parameters_of, relative_distance
+from fedkd_flwr.training.losses import Distillation, parameters_of, relative_distance
 from strategies.core.evaluations import DISTILLATION
 from strategies.soft_predictions import DistillationSettings
 
@@ -38,11 +37,7 @@ class KTpFLClient(SoftPredictionClient):
         return TrainReply(reply.arrays, {**reply.metrics, **counts})
 
     def distill(self, teacher: Tensor, server_round: int) -> float:
-        """Distill from the teacher for R epochs on the last round's public subset (Eq. 6).
-
-        The teacher (P, K) has rows on the simplex, and belongs to the round before `server_round`.
-        Return the mean distillation loss over all samples seen.
-        """
+        """Distill from the teacher (P, K) on the public subset of the round before (Eq. 6)."""
         images = self.session.public_images(server_round - 1)
         return self.distill_on(images, teacher, server_round)
 

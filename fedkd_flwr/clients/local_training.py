@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.node import Node
 from fedkd_flwr.clients.privacy_ledger import OF_STEPS
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.client_data import ClientData
+from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.memory import SPENT, Memory, MemoryFolder
 from fedkd_flwr.training.dp_sgd import (
     PrivateGradients,
@@ -29,13 +29,14 @@ from fedkd_flwr.training.loop import (
     DivergedError,
     Gradients,
     backpropagate,
+    build_optimizer,
     epoch_batches,
     gathered,
     joined,
     random_batches,
+    scheduled_rate,
     statistics_of,
 )
-from fedkd_flwr.training.optimizers import build_optimizer, scheduled_rate
 from strategies.core.flower import log
 from strategies.core.metrics import DP_EPSILON
 from strategies.core.randomness import random_generator
@@ -50,10 +51,7 @@ class LocalTraining:
     memory: Memory
 
     def recall(self, folder: MemoryFolder, before_round: int) -> None:
-        """Take over the memory from before a round.
-
-        Raises `ForgottenRunError` or `DamagedMemoryError` as of `MemoryFolder.read`.
-        """
+        """Take over the memory from before a round."""
         self.memory.replace(folder.read(before_round) or Memory())
 
     def positions(self, num_samples: int, server_round: int) -> Iterator[Tensor]:
@@ -87,19 +85,17 @@ class LocalTraining:
         return gathered(self.mixed_enough(positions), data.train_images, data.train_labels)
 
     def mixed_enough(self, positions: Iterable[Tensor]) -> Iterable[Tensor]:
-        """Join batches with fewer different samples than the node's ``min-class-count``.
+        """Join batches with fewer different samples than ``min-class-count``, unless trusted.
 
-        From a step on few samples, whoever sees the model can learn them. A node that trusts the
-        server takes batches as they are.
+        From a step on few samples, whoever sees the model can learn them.
         """
         policy = self.node.policy
         return positions if policy.trust_server else joined(positions, policy.min_class_count)
 
     def batch_generator(self, server_round: int) -> np.random.Generator:
-        """Return the generator of the batches of a round, one for each ``batch-order``.
+        """Return the generator of a round's batches, secret for a node's own data unless trusted.
 
-        For data of its own, a node that does not trust the server takes secret ones: with one seed
-        two runs could differ in a single batch.
+        With one seed, two runs could differ in a single batch.
         """
         if self.node.data_path and not self.node.policy.trust_server:
             return np.random.default_rng()
@@ -132,18 +128,12 @@ class LocalTraining:
         """Return epsilon so far as a metric, if steps spend any."""
         return {}
 
-    def _generator(self, seed: int, purpose: str, server_round: int) -> np.random.Generator:
-        return random_generator(seed, purpose, server_round, self.node.partition_id)
-
 
 class PrivateTraining(LocalTraining):
     """Batches and gradients of DP-SGD, and what they have spent."""
 
     def recall(self, folder: MemoryFolder, before_round: int) -> None:
-        """Take over the memory from before a round, but for what has been spent since.
-
-        The reply of a round that is repeated has left.
-        """
+        """Take over the memory from before a round, but for what has been spent since."""
         newest = self.memory.load(SPENT) or (folder.read(math.inf) or Memory()).load(SPENT)
         super().recall(folder, before_round)
         if newest:
@@ -174,11 +164,7 @@ class PrivateTraining(LocalTraining):
     def gradients(
         self, model: nn.Module, num_samples: int, server_round: int, run_id: str
     ) -> Gradients:
-        """Count a round's steps as spent, then return what takes their gradients.
-
-        Raises `ValueError` if the model mixes samples. Raises `PolicyError` if the steps would
-        exceed the node's budget.
-        """
+        """Count a round's steps as spent, within the budget; return what takes their gradients."""
         require_separate_samples(model)
         settings = self.run.dp_sgd
         rate, steps = self.sampling(num_samples)
@@ -206,7 +192,7 @@ class PrivateTraining(LocalTraining):
         seed = self.run.dp_sgd.noise_seed
         if seed < 0:
             return np.random.default_rng()
-        return self._generator(seed, purpose, server_round)
+        return random_generator(seed, purpose, server_round, self.node.partition_id)
 
 
 def local_training(run: RunConfig, node: Node, memory: Memory) -> LocalTraining:

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedkd_flwr.clients.policy import PolicyError
-from strategies.core.counts import IN_TRAINING, EvaluatedModel
+from strategies.core.metrics import IN_TRAINING, EvaluatedModel
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays of a message."""
@@ -19,50 +19,34 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Request:
-    """A message, as a client reads it.
-
-    Attributes
-    ----------
-    arrays : dict of str to ndarray
-        Named arrays from the server.
-    server_round : int
-        The round of the run, from 1.
-    phase : str
-        ``train``, or the name of a further exchange of the method.
-    evaluate : bool
-        Whether the reply reports counts of the models that the method evaluates in training.
-    evaluate_distilled : bool
-        Whether it reports counts of the last round's model after its distillation.
-    is_last_round : bool
-        Whether the message belongs to the run's last round.
-    best_round : int
-        The earlier round with the best validation accuracy, 0 for none.
-    trained_rounds : int
-        Rounds of training before a new client joined; 0 if the client takes part in the training.
-    run_id : str
-        The run; empty for none.
-    starts : tuple of int
-        Rounds that were complete at each start of the run; empty for a new client.
-    """
+    """A message, as a client reads it."""
 
     arrays: Arrays = field(default_factory=dict)
+    """Named arrays from the server."""
     server_round: int = 0
+    """The round of the run, from 1."""
     phase: str = TRAIN
+    """``train``, or the name of a further exchange of the method."""
     evaluate: bool = False
+    """Whether the reply reports counts of the models that the method evaluates in training."""
     evaluate_distilled: bool = False
+    """Whether it reports counts of the last round's model after its distillation."""
     is_last_round: bool = False
+    """Whether the message belongs to the run's last round."""
     best_round: int = 0
+    """The earlier round with the best validation accuracy, 0 for none."""
     trained_rounds: int = 0
+    """Rounds of training before a new client joined; 0 if the client takes part in the training."""
     run_id: str = ""
+    """The run; empty for none."""
     starts: tuple[int, ...] = ()
+    """Rounds that were complete at each start of the run; empty for a new client."""
 
     @classmethod
     def read(cls, arrays: Arrays, config: Mapping[str, Any]) -> "Request":
         """Read a message from its arrays and its config.
 
-        Raises `PolicyError` if the id of the run is not made of hexadecimal digits. As a name of a
-        folder, it would lead elsewhere. Also if the round is below 1: a memory counts as that of a
-        round.
+        Refused are ids of runs that, as names of folders, would lead elsewhere, and rounds below 1.
         """
         run_id = str(config.get("run-id", ""))
         if run_id and not re.fullmatch("[0-9a-f]+", run_id):
@@ -101,37 +85,24 @@ class Request:
         return self.evaluate or model not in IN_TRAINING
 
     def drawn_in(self, server_round: int) -> int:
-        """Return the round whose draw selects the public samples of a round; 0 for all rounds.
-
-        After the training there are no new draws, and the samples of its last round are used.
-        """
+        """Return the round whose draw selects the public samples of a round; 0 for all rounds."""
         return self.trained_rounds if self.trained_rounds and server_round else server_round
 
 
 @dataclass(frozen=True)
 class TrainReply:
-    """A client's reply to a message.
-
-    Attributes
-    ----------
-    arrays : dict of str to ndarray
-        Named arrays for the server. No other arrays leave the client.
-    metrics : dict of str to float
-        Numbers for the server, as declared by the strategy, and the counts of an evaluation.
-    answers : bytes
-        Which test images the evaluated model classifies correctly, if the run records it.
-    """
+    """A client's reply to a message."""
 
     arrays: Arrays = field(default_factory=dict)
+    """Named arrays for the server. No other arrays leave the client."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers for the server, as declared by the strategy, and the counts of an evaluation."""
     answers: bytes = b""
+    """Which test images the evaluated model classifies correctly, if the run records it."""
 
 
 def require_reply(reply: object, client: type) -> None:
-    """Refuse what a client's `train` returned if it is no `TrainReply`.
-
-    Raises `TypeError` with one sentence.
-    """
+    """Refuse what a client's `train` returned if it is no `TrainReply`."""
     name = f"{client.__qualname__}.train"
     if isinstance(reply, TrainReply):
         for metric, value in reply.metrics.items():

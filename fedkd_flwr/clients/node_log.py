@@ -8,11 +8,11 @@ from logging import INFO, WARNING
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
 
 from fedkd_flwr.clients.policy import read_policy
-from strategies.core.counts import counts_in
 from strategies.core.exchange import DROPPED
 from strategies.core.flower import log
 from strategies.core.membership import LEFT_OUT
-from strategies.core.records import record_of
+from strategies.core.metrics import counts_in
+from strategies.core.replies import record_of
 
 REFUSALS = {LEFT_OUT: "had left this node out", DROPPED: "dropped this node's last reply"}
 """What the server tells a node of its refusals: entry of a message, and what it means."""

@@ -1,6 +1,7 @@
 """Base classes of clients that receive a model, train it and send it back."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,14 @@ from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, TrainRepl
 from fedkd_flwr.models.layers import chosen_layers
 from fedkd_flwr.models.vectors import fill_from_vectors, fill_model, model_vectors
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate
-from fedkd_flwr.training.losses import cross_entropy
-from strategies.core.layer_choice import LayerChoice
+from fedkd_flwr.training.losses import Proximal, cross_entropy, parameters_of
+from strategies.core.declarations import LayerChoice
+from strategies.fedamp import FedAMPSettings
+from strategies.fedavg import FineTuningSettings
+from strategies.fedbabu import FedBABUSettings
+from strategies.feddf import PFedDFSettings
+from strategies.kt_pfl_params import KTpFLParamsSettings
+from strategies.parameters import step_towards
 
 
 class ParameterClient(PersonalClient):
@@ -66,18 +73,14 @@ class ParameterClient(PersonalClient):
     def reported_counts(self) -> NDArray[np.float64]:
         """Return the training samples of each class, (K,), as far as the server may know them.
 
-        Classes that are too small for the node's policy are absent. Without any other class the
-        counts are equal.
+        Without any class that the node's policy allows the counts are equal.
         """
         counts = self.data.class_counts.cpu().numpy().astype(np.float64)
         counts[~self.session.policy.reported(counts)] = 0
         return counts if counts.any() else np.ones_like(counts)
 
     def test_result(self) -> Evaluation:
-        """Evaluate `model` on the client's test split, as in an evaluation.
-
-        Its previous statistics are restored, because training may continue with them.
-        """
+        """Evaluate `model` on the client's test split, as in an evaluation."""
         with self.session.local.evaluation_statistics(self.model, self.data.train_images):
             return evaluate(self.model, self.data.test_images, self.data.test_labels)
 
@@ -107,3 +110,43 @@ class PersonalModelClient(ParameterClient):
             fill_model(self.model, stored)
         else:
             self.receive_model(received)
+
+
+class FedAMPClient(ParameterClient):
+    """Trains with a proximal term towards the model that the server mixed for the client."""
+
+    settings: FedAMPSettings
+
+    def local_loss(self, received: Arrays) -> Loss:
+        """Return cross-entropy and ``lambda / (2 a) * ||w - u_i||²``, with u_i as received."""
+        weight = self.settings.regularization_weight / self.settings.attention_step
+        return Proximal(parameters_of(self.model), weight)
+
+
+class KTpFLParamsClient(ParameterClient):
+    """A client like FedAvg's that moves only part of the way to the received model."""
+
+    settings: KTpFLParamsSettings
+
+    def receive_model(self, received: Arrays) -> None:
+        """Move the model to ``w + tau (received - w)``. The first received model replaces it."""
+        tau = self.settings.transfer_step if self.session.stored_model else 1.0
+        moved = step_towards(model_vectors(self.model), dict(received), tau)
+        fill_from_vectors(self.model, moved)
+
+
+class FedAvgClient(ParameterClient):
+    """Trains the global model. The next global model replaces it."""
+
+    keeps_model = False
+
+
+class FineTuningClient(FedAvgClient):
+    """A client that fine-tunes the global model before it is evaluated."""
+
+    settings: FineTuningSettings | PFedDFSettings | FedBABUSettings
+
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Fine-tune the model in the message; the epochs of the run come on top."""
+        evaluated = super().evaluated(received, server_round)
+        return replace(evaluated, fine_tune_epochs=self.settings.epochs)

@@ -10,9 +10,8 @@ from torch.func import functional_call
 
 from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.training.loop import Batch, epoch_batches, random_batches, train_on
+from fedkd_flwr.training.loop import SGD, Batch, epoch_batches, random_batches, train_on
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import SGD
 from strategies.per_fedavg import PerFedAvgSettings
 
 

@@ -46,15 +46,12 @@ class PerFedCKTClient(SoftPredictionClient):
     ) -> float:
         """Train on private data, with a term towards the centroid on public samples (Eq. 1).
 
-        Public samples (P, channels, height, width), centroid (P, K). `factor` multiplies lambda at
-        this client. It travels in the batch, so that clients with different factors are trained
-        side by side.
+        `factor` multiplies lambda at this client; it travels in the batch, so that clients with
+        different factors are trained side by side.
         """
         factors = torch.full((len(images),), factor, device=images.device)
         positions = random_batches(
-            len(images),
-            self.settings.public_batch_size,
-            self.public_generator(server_round),
+            len(images), self.settings.public_batch_size, self.public_generator(server_round)
         )
         return self.train_locally(
             server_round,

@@ -1,7 +1,7 @@
 """The client of PersFL (Divi et al. 2021): keep the best teacher, then distill from it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
-from fedkd_flwr.clients.distillation_search import Candidate, PairSearch
 from fedkd_flwr.clients.messages import TRAIN
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.models.torch_internals import draws_while_training, mixes_samples
@@ -23,13 +22,21 @@ from fedkd_flwr.training.loop import (
     epoch_batches,
     evaluate,
     gathered,
-    generators_of,
     require_finite,
 )
 from fedkd_flwr.training.losses import cross_entropy_to_teacher, kl_from_teacher, kl_to_teacher
 from strategies.core.flower import log
-from strategies.core.metrics import GRADIENT_STEPS
 from strategies.persfl import CONSIDER, DIVERGED, PAIRS, PersFLSettings
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that was distilled for a pair of the grid, with its results and weights."""
+
+    validation: Evaluation
+    test: Evaluation
+    weights: dict[str, Tensor]
+
 
 SoftLoss = Callable[[Tensor, Tensor, float], Tensor]
 """A distillation loss, mean over samples: of logits (batch, K), soft labels (batch, K) and T."""
@@ -67,25 +74,17 @@ class PersFLClient(ParameterClient):
 
     @dataclass(kw_only=True)
     class State(ParameterClient.State):
-        """What the client keeps; dicts are empty and numbers zero before it is known.
-
-        Attributes
-        ----------
-        teacher, personalized : dict of str to Tensor
-            The best global model so far, and the model of stage 2.
-        teacher_choice : dict of str to float
-            The teacher's ``round`` and validation ``loss``.
-        choice : dict of str to float
-            What stage 2 chose, by the names of metrics.
-        personalized_in : int
-            The round of stage 2.
-        """
+        """What the client keeps; dicts are empty and numbers zero before it is known."""
 
         teacher: dict[str, Tensor] = field(default_factory=dict)
         teacher_choice: dict[str, float] = field(default_factory=dict)
+        """The teacher's ``round`` and validation ``loss``."""
         personalized: dict[str, Tensor] = field(default_factory=dict)
+        """The best global model so far, and the model of stage 2."""
         choice: dict[str, float] = field(default_factory=dict)
+        """What stage 2 chose, by the names of metrics."""
         personalized_in: int = 0
+        """The round of stage 2."""
 
     @property
     def soft_loss(self) -> SoftLoss:
@@ -138,81 +137,42 @@ class PersFLClient(ParameterClient):
     def personalize(self, server_round: int) -> NDArray[np.int32]:
         """Distill from the teacher for every pair of the grid, and keep the best model.
 
-        If the same message was interrupted before, it continues after the last pair that was tried.
-
-        The evaluation reports ``lambda``, ``temperature`` and ``teacher-round`` of the kept model.
-        For comparison it also reports the test accuracy ``teacher-accuracy``, and counts of the
-        final global model in `model`.
-
         Return correct predictions of each pair's model on validation and on test data, (pairs, 2),
         `DIVERGED` for both if the pair diverged. Raises `DivergedError` if all diverged.
         """
         counts = self.session.evaluate("global")
         fill_model(self.model, self.state.teacher)
-        teacher_accuracy = self.test_accuracy()
-        search = self.searched(server_round)
-        if search.best < 0:
-            raise DivergedError("all pairs diverged; lower persfl.distillation-learning-rate")
-        self.model.load_state_dict(search.weights)
-        self.state.personalized = copied_state(self.model)
-        imitation, temperature = self.settings.grid()[search.best]
-        self.state.choice = {
-            "lambda": imitation,
-            "temperature": temperature,
-            "teacher-round": self.state.teacher_choice["round"],
-            "teacher-accuracy": teacher_accuracy,
-            **counts,
-        }
-        # A run that is extended has stage 2 again in a later round.
-        self.state.personalized_in = server_round
-        return search.counts
-
-    def searched(self, server_round: int) -> PairSearch:
-        """Distill from the teacher, which is in `model`, for each pair that was not tried yet."""
-        teacher, images = copied_state(self.model), self.data.train_images
-        with self.session.local.evaluation_statistics(self.model, images):
-            teacher_logits = self.predict(self.model, images)
-        grid, search = self.settings.grid(), self.search_so_far()
-        for imitation, temperature in grid[search.tried :]:
+        teacher, teacher_accuracy = copied_state(self.model), self.test_accuracy()
+        with self.session.local.evaluation_statistics(self.model, self.data.train_images):
+            teacher_logits = self.predict(self.model, self.data.train_images)
+        grid = self.settings.grid()
+        found = np.full((len(grid), 2), DIVERGED, dtype=np.int32)
+        best: Candidate | None = None
+        for place, (imitation, temperature) in enumerate(grid):
             self.model.load_state_dict(teacher)
-            place = search.tried + 1, len(grid)
-            log(INFO, "Client %d, stage 2: pair %d of %d", self.partition_id, *place)
-            candidate = None
+            where = self.partition_id, place + 1, len(grid)
+            log(INFO, "Client %d, stage 2: pair %d of %d", *where)
             try:
                 candidate = self.distilled(teacher_logits, imitation, temperature, server_round)
             except DivergedError as error:
                 pair = f"lambda {imitation:g} and T {temperature:g}"
                 log(WARNING, "Client %d: skipped %s: %s", self.partition_id, pair, error)
-            search.add(candidate)
-            self.note_search(search)
-        return search
-
-    def search_so_far(self) -> PairSearch:
-        """Return the interrupted search if it had this teacher, else a new search."""
-        folder = self.session.memory_folder
-        progress = folder.read_progress(self.session.request.server_round) if folder else None
-        if progress and _are_alike(progress.numbers["teacher"], self.state.teacher_choice):
-            states = progress.load("generators") or {}
-            for number, generator in enumerate(generators_of(self.device)):
-                # The run may continue on another device, for whose generator there is no state.
-                if str(number) in states:
-                    generator.set_state(states[str(number)])
-            self.session.gradient_steps.taken += int(progress.numbers["steps"][GRADIENT_STEPS.name])
-            return PairSearch.read(progress)
-        shape = len(self.settings.grid()), 2
-        return PairSearch(np.full(shape, DIVERGED, dtype=np.int32))
-
-    def note_search(self, search: PairSearch) -> None:
-        """Note the progress of stage 2, so that an interrupted message can continue."""
-        folder = self.session.memory_folder
-        if folder is None:
-            return
-        progress = search.saved()
-        states = enumerate(generator.get_state() for generator in generators_of(self.device))
-        progress.save("generators", {str(number): state for number, state in states})
-        progress.save_numbers("teacher", self.state.teacher_choice)
-        progress.save_numbers("steps", {GRADIENT_STEPS.name: self.session.gradient_steps.taken})
-        folder.write_progress(self.session.request.server_round, progress)
+                continue
+            found[place] = candidate.validation.correct, candidate.test.correct
+            if best is None or candidate.validation.rank > best.validation.rank:
+                best, chosen = candidate, {"lambda": imitation, "temperature": temperature}
+        if best is None:
+            raise DivergedError("all pairs diverged; lower persfl.distillation-learning-rate")
+        self.model.load_state_dict(best.weights)
+        self.state.personalized = copied_state(self.model)
+        of_teacher = {
+            "teacher-round": self.state.teacher_choice["round"],
+            "teacher-accuracy": teacher_accuracy,
+        }
+        self.state.choice = {**chosen, **of_teacher, **counts}
+        # A run that is extended has stage 2 again in a later round.
+        self.state.personalized_in = server_round
+        return found
 
     def distilled(
         self, teacher_logits: Tensor, imitation: float, temperature: float, server_round: int
@@ -271,9 +231,3 @@ class PersFLGDClient(PersFLClient):
     def soft_loss(self) -> SoftLoss:
         """The distillation loss of stage 2 (Eq. 7)."""
         return cross_entropy_to_teacher
-
-
-def _are_alike(noted: Mapping[str, float], teacher: Mapping[str, float]) -> bool:
-    """Return whether two teachers are the same. A GPU may not repeat a round bit for bit."""
-    same_round = noted["round"] == teacher["round"]
-    return same_round and math.isclose(noted["loss"], teacher["loss"], rel_tol=1e-3)

@@ -10,8 +10,7 @@ from torch.nn.utils import parameters_to_vector
 from fedkd_flwr.clients.base import Arrays
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.loop import Loss
-from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.regularizers import parameters_of
+from fedkd_flwr.training.losses import cross_entropy, parameters_of
 from strategies.pfedgraph import PFedGraphSettings
 
 
@@ -26,7 +25,7 @@ class Cosine:
     weight: float
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss on labeled images."""
+        """Return the loss of a batch."""
         own, other = parameters_to_vector(model.parameters()), parameters_to_vector(self.tensors)
         cosine = functional.cosine_similarity(own, other, dim=0)
         return cross_entropy(model, images, labels) + self.weight * cosine

@@ -8,9 +8,8 @@ from torch import Tensor
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import PersonalModelClient
 from fedkd_flwr.training.jobs import TrainJob
-from fedkd_flwr.training.loop import Batch, random_batches
-from fedkd_flwr.training.optimizers import SGD
-from fedkd_flwr.training.regularizers import Proximal, fill_parameters, parameters_of
+from fedkd_flwr.training.loop import SGD, Batch, random_batches
+from fedkd_flwr.training.losses import Proximal, fill_parameters, parameters_of
 from strategies.pfedme import PFedMeSettings
 
 

@@ -1,11 +1,8 @@
-"""A node's ledger of its releases with noise, over all runs.
+"""A node's ledger of its releases with noise, over all runs, since what they reveal adds up.
 
-Each run counts its own releases, but what they reveal adds up. Releases of predictions with noise
-protect the client as a whole, trainings by DP-SGD each sample. These are counted apart.
-
-The ledger is a file beside the node's memory, with one line in JSON per release or training. A
-line is on the disk before the release leaves the node, or the training begins. A crash can
-therefore count a release that was not sent, and misses none that was.
+Releases of predictions with noise protect the client as a whole, trainings by DP-SGD each sample;
+they are counted apart. A line of JSON is on the disk before the release leaves the node, or the
+training begins, so that a crash misses none.
 """
 
 import json
@@ -63,10 +60,7 @@ class PrivacyLedger:
         return epsilon_of_trainings(self.lines(), self.delta)
 
     def lines(self) -> list[dict[str, float]]:
-        """Return the numbers of each release and training by their names.
-
-        Raises `DamagedLedgerError` if a line is none of a ledger.
-        """
+        """Return the numbers of each release and training by their names."""
         if not self.file.exists():
             return []
         with self.file.open("rb") as file:
@@ -75,10 +69,8 @@ class PrivacyLedger:
     def record(self, entry: Mapping[str, float], run_id: str, server_round: int) -> None:
         """Record a release before it leaves the node, or a training before it begins.
 
-        The entry has `NOISE` of predictions, `PURE` of all labels of a message together, or
-        `OF_STEPS`; run and round are for the operator. Raises `PolicyError` if it would exceed the
-        budget, or the file cannot be locked: it is then not recorded. Raises `DamagedLedgerError`
-        if the ledger cannot be read.
+        The entry has `NOISE` of predictions, `PURE` of labels, or `OF_STEPS`. One that exceeds the
+        budget is refused.
         """
         with self._locked() as file:
             self._check(self._read(file), entry)
@@ -111,10 +103,7 @@ class PrivacyLedger:
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """Open the ledger for this process alone, after removing a line that was cut off.
-
-        Without a lock, two runs at once could spend the rest of the budget twice.
-        """
+        """Open the ledger for this process alone, after removing a line that was cut off."""
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open_private(self.file, "ab+") as file:
             if not lock_file(file):
@@ -126,7 +115,6 @@ class PrivacyLedger:
             yield file
 
     def _read(self, file: IO[bytes]) -> list[dict[str, float]]:
-        """Return the numbers of each whole line by their names."""
         file.seek(0)
         # What follows the last line end was cut off by a crash, before its release left.
         lines = file.read().split(b"\n")[:-1]

@@ -7,8 +7,7 @@ from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PURE
 from strategies.core.privacy import secret_uniform
-from strategies.core.randomized_response import UniformDraws, randomized
-from strategies.privatekt import LABELS, PrivateKTSettings
+from strategies.privatekt import LABELS, PrivateKTSettings, UniformDraws, randomized
 
 
 class PrivateKTClient(KTpFLClient):

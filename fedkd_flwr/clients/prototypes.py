@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.clients.base import Arrays, PersonalClient
+from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, TrainReply
 from fedkd_flwr.clients.policy import NodePolicy
 from fedkd_flwr.models.features import common_width
 from fedkd_flwr.models.layers import head_of
@@ -19,11 +19,7 @@ from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, HEAD_BIAS, HEAD_WEI
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return the mean of each class's rows, (K, d), and the number of its samples, (K,).
-
-    Rows (n, d), labels (n,) int64. The mean of an absent class is zero; numbers have the rows'
-    type.
-    """
+    """Return the mean of each class's rows, (K, d), 0 for an absent one, and counts, (K,)."""
     members = functional.one_hot(labels, num_classes).to(values.dtype)
     counts = members.sum(dim=0)
     # The means are sent in full precision, whatever the precision of the networks.
@@ -91,3 +87,32 @@ class SharedHeadClient(CommonWidthClient):
             head = head_of(self.model)
             head.weight.copy_(self.tensor(received[HEAD_WEIGHT]))
             head.bias.copy_(self.tensor(received[HEAD_BIAS]))
+
+
+class FedGHClient(SharedHeadClient):
+    """Uses the global head, trains, and replies with its mean features (Algorithm 1)."""
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
+        """Train the model starting from the global head, and reply with the mean of each class."""
+        self.receive_head(received)
+        counts = self.session.evaluate("received")
+        loss = self.train_locally(server_round)
+        entered = self.features()
+        return TrainReply(self.class_mean_arrays(entered), {"train-loss": loss, **counts})
+
+
+class LGFedAvgClient(SharedHeadClient):
+    """Trains the averaged head and its own body together, and sends the head back."""
+
+    def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
+        """Load the head if one was received, train locally, and reply with the head."""
+        self.receive_head(received)
+        loss = self.train_locally(server_round)
+        head = head_of(self.model)
+        weight, bias = (tensor.detach().cpu().numpy().copy() for tensor in (head.weight, head.bias))
+        return TrainReply({HEAD_WEIGHT: weight, HEAD_BIAS: bias}, {"train-loss": loss})
+
+    def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
+        """Evaluate the averaged head with the client's own body."""
+        self.receive_head(received)
+        return Evaluated(self.model)

@@ -31,11 +31,7 @@ from strategies.core.plan import Settings
 
 
 class Remembered:
-    """The memory of one client, for one message, and where it is kept between messages.
-
-    Changes of `memory` are kept at the end of a train message. `local` is how the client trains on
-    private data, which may be accounted for in the memory.
-    """
+    """The memory of one client, for one message, and where it is kept between messages."""
 
     def __init__(self, kept_in: Place, run: RunConfig, settings: Settings, node: Node) -> None:
         self._kept_in = kept_in
@@ -76,12 +72,8 @@ class Remembered:
         """Load the memory from disk if the context has none, an older or a dropped one.
 
         Memories of `before_round` or later are ignored. `is_repeated` says that the context has
-        trained in this round before. The server then repeats it after a crash, and the client
-        starts from the memory of the round before.
-
-        Raises `ForgottenRunError` if the memory was removed to make room for later runs,
-        `DamagedMemoryError` if it cannot be read, and `PolicyError` if it is that of another run or
-        of other settings.
+        trained in this round before: the server repeats it after a crash. Raises
+        `ForgottenRunError`, `DamagedMemoryError`, or `PolicyError` for the memory of another run.
         """
         self._require_own_files(request)
         folder = self.folder(request)
@@ -106,10 +98,7 @@ class Remembered:
         return known > min(request.starts[self.memory.start :], default=known)
 
     def _forget(self, request: Request) -> None:
-        """Forget the run, in the context and on disk.
-
-        Raises `PolicyError` if it is the memory of another run or of other settings.
-        """
+        """Forget the run, in the context and on disk; refuse the memory of another one."""
         self._require_own(self.memory, request)
         self._require_own_files(request)
         self.memory.replace(Memory())
@@ -163,8 +152,7 @@ class Remembered:
 def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str, float]:
     """Return a digest of a run's id and settings, as numbers that a memory can hold.
 
-    The id comes in a message. By it alone, a run could continue from a model that another run
-    trained without noise, and account for its own noise only.
+    By the id alone, a run could continue from a model that another run trained without noise.
     """
     return _owner(run_id, SameObjects(run, settings))
 

@@ -1,23 +1,23 @@
 """The safeguard of a client: a private model beside the method's, and the weight of each.
 
-The private model is trained by the client of the method `local`, with a memory of its own inside
-the client's. It therefore equals the model of a run of `local` with the same seed and settings.
+The client of `local` trains it, with a memory inside the client's, so that it equals the model of a
+run of `local`.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from logging import WARNING
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.evaluating import Evaluated, MethodClient, counts_of, exported_model
-from fedkd_flwr.clients.messages import TRAIN, Arrays
+from fedkd_flwr.clients.evaluating import Evaluated, counts_of, exported_model
+from fedkd_flwr.clients.messages import TRAIN
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.training.blending import ONLY_PRIVATE, RULES, BlendedModel
 from fedkd_flwr.training.loop import DivergedError
-from strategies.core.counts import Split
 from strategies.core.flower import log
+from strategies.core.metrics import Split
 from strategies.core.safeguard import (
     METHOD_LOST,
     SAFEGUARD_WEIGHT,
@@ -35,49 +35,20 @@ Seeded = Callable[[str, int], AbstractContextManager[None]]
 """Seeds PyTorch's draws by purpose and round."""
 
 
-class PrivateSession(Protocol):
-    """What a safeguard asks of a `Session`, in which the private model is trained."""
-
-    client: MethodClient
-    partition_id: int
-
-    def prepared(self, received: Arrays, server_round: int) -> Evaluated:
-        """Return what is evaluated, fine-tuned and with its statistics."""
-
-    def save(self) -> None:
-        """Save the trained model in the memory."""
-
-    def keep(self) -> None:
-        """Keep the memory in that of the method's client."""
-
-
 class Safeguard:
-    """The private model of a client, beside the model of its method.
+    """The private model of a client, beside the model of its method; `blend` is the last choice.
 
-    Parameters
-    ----------
-    begin : callable
-        Returns a session for the private model, which continues from what the last one kept.
-    mode : str
-        How the weight is chosen: a name in `RULES`.
-
-    Attributes
-    ----------
-    blend : Blend
-        What the last evaluation chose.
+    `begin` returns a `Session` for the private model, which goes on from what the last one kept.
     """
 
-    def __init__(self, begin: Callable[[], PrivateSession], mode: str) -> None:
+    def __init__(self, begin: Callable[[], Any], mode: str) -> None:
         self._begin, self._mode = begin, mode
         self._alone = begin()
         self._evaluated: Evaluated
         self.blend = ONLY_PRIVATE
 
     def train(self, server_round: int) -> None:
-        """Train the private model as `local` does, and keep it.
-
-        A private model that diverges stays as it was.
-        """
+        """Train the private model as `local` does, and keep it, unless it diverges."""
         alone = self._alone
         try:
             alone.client.train({}, server_round, TRAIN)
@@ -91,11 +62,7 @@ class Safeguard:
     def count(
         self, method: Mapping[Split, Tensor], server_round: int, seeded: Seeded
     ) -> dict[str, float]:
-        """Evaluate the private model, choose the weight, and count what would be deployed.
-
-        `method` has logits of the method's model by split, (n, K); `seeded` seeds what the private
-        model draws.
-        """
+        """Evaluate the private model, choose the weight, and count what would be deployed."""
         alone, data = self._alone.client, self._alone.client.data
         with seeded("evaluate", server_round):
             self._evaluated = evaluated = self._alone.prepared({}, server_round)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.training.regularizers import Linear, flat_parameters, split_like_parameters
+from fedkd_flwr.training.losses import Linear, flat_parameters, split_like_parameters
 from strategies.scaffold import CONTROL, ScaffoldSettings, counted_steps
 
 
@@ -35,13 +35,11 @@ class ScaffoldClient(ParameterClient):
         correction = self.settings.correction * difference
         corrected = Linear(split_like_parameters(correction, self.model))
         loss = self.train_locally(server_round, corrected)
-        mean_step = (start - flat_parameters(self.model)) / self.distance_scale(server_round)
+        # K eta, the distance that a unit gradient would move the model.
+        steps = sum(1 for _ in self.session.private_positions(server_round, self.data.num_train))
+        counted = counted_steps(steps, self.session.run.training.momentum)
+        distance = self.session.local.rate(server_round) * counted
+        mean_step = (start - flat_parameters(self.model)) / distance
         self.state.control = mean_step - correction
         arrays = {**self.model_arrays(), CONTROL: self.state.control.cpu().numpy()}
         return TrainReply(arrays, {"train-loss": loss})
-
-    def distance_scale(self, server_round: int) -> float:
-        """Return K eta of the round: the distance that a unit gradient would move the model."""
-        steps = sum(1 for _ in self.session.private_positions(server_round, self.data.num_train))
-        momentum = self.session.run.training.momentum
-        return self.session.local.rate(server_round) * counted_steps(steps, momentum)

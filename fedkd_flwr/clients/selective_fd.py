@@ -18,20 +18,13 @@ def gaussian_kernel(first: Tensor, second: Tensor, width: float) -> Tensor:
 
 
 def typical_distance(known: Tensor, auxiliary: Tensor) -> float:
-    """Return the median distance between known samples, or from them to the auxiliary ones.
-
-    The latter is for known samples that are one or all alike. It is 1 if all samples are alike.
-    """
+    """Return the median distance between known samples, else to the auxiliary ones, else 1."""
     medians = (torch.pdist(known).median(), torch.cdist(known, auxiliary).median())
     return next((float(median) for median in medians if median > 0), 1.0)
 
 
 class DensityRatio:
-    """KuLSIF: the ratio of the density of known samples to that of auxiliary ones.
-
-    Known samples (m, d) and auxiliary ones (n, d) are float64; `width` is that of the kernel, and
-    `ridge` the lambda of the regularization.
-    """
+    """KuLSIF: the ratio of the density of known samples (m, d) to that of auxiliary ones (n, d)."""
 
     def __init__(self, known: Tensor, auxiliary: Tensor, width: float, ridge: float) -> None:
         self.known, self.auxiliary, self.width, self.ridge = known, auxiliary, width, ridge
@@ -80,10 +73,7 @@ class SelectiveFDClient(KTpFLClient):
         return TrainReply({**reply.arrays, **mask}, reply.metrics)
 
     def selected(self, images: Tensor) -> Tensor:
-        """Return which images are like the client's own, shape (P,).
-
-        A client with one training sample fits the estimator and takes the quantile with it.
-        """
+        """Return which images are like the client's own, shape (P,)."""
         own = self.data.train_images.flatten(1).double()
         generator = self.generator("density-ratio", 0)
         order = torch.from_numpy(generator.permutation(len(own))).to(own.device)

@@ -1,8 +1,4 @@
-"""One message of one client, from its arrival to the reply.
-
-A message is read, the client recalls what it has kept, trains, counts its correct predictions,
-exports its model if the run asks for that, and keeps what it needs for its next message.
-"""
+"""One message of one client, from its arrival to the reply."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -30,8 +26,8 @@ from fedkd_flwr.clients.policy import has_noise
 from fedkd_flwr.clients.remembered import Remembered
 from fedkd_flwr.clients.safeguard import GROUPS, LOCAL, Safeguard, run_of_private_model
 from fedkd_flwr.config import RunConfig
-from fedkd_flwr.data.client_data import ClientData
 from fedkd_flwr.data.clients import (
+    ClientData,
     client_indices,
     hash_of_public_pool,
     load_client,
@@ -48,19 +44,18 @@ from fedkd_flwr.export import (
     round_folder,
     save_personalized_model,
 )
-from fedkd_flwr.memory import MODEL, Memory, MemoryFolder, PartOfMemory, StoredState, own_context
-from fedkd_flwr.models.assignment import assign_models
+from fedkd_flwr.memory import MODEL, Memory, PartOfMemory, StoredState, own_context
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
+from fedkd_flwr.models.registry import assign_models
 from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.models.vectors import fill_model
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import Batch, seeded
-from strategies.core.counts import EvaluatedModel, metrics_of
 from strategies.core.evaluations import DISTILLATION, read_evaluation
 from strategies.core.flower import log
-from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
+from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS, EvaluatedModel, metrics_of
 from strategies.core.plan import Settings
 from strategies.core.versions import as_sent
 
@@ -71,40 +66,12 @@ OF_DISTILLED = frozenset(metric.name for metric in metrics_of(["distilled"]))
 class Session:
     """One message of one client: what it asks for, with which data and memory it is served.
 
-    Parameters
-    ----------
-    context : Context
-        Flower's context, with the client's memory.
-    run : RunConfig
-        The common run config.
-    settings : Settings
-        The settings of the method.
-    beside : Session, optional
-        The session of the same client that this one stands beside. They share data and counted
-        steps, and this one's memory is a part of the other's.
-
-    Attributes
-    ----------
-    node : Node
-        The node's config; `policy` is what it accepts and sends.
-    request : Request
-        The message that is served.
-    memory : Memory
-        What the client remembers; changes are kept at the end of a train message.
-    local : LocalTraining
-        How the client trains on its private data.
-    gradient_steps : StepCounter
-        Gradient steps taken for this message.
-    client : PersonalClient
-        The method's client.
+    A session `beside` another one of the same client shares data and counted steps with it, and its
+    memory is a part of the other's.
     """
 
     def __init__(
-        self,
-        context: Context,
-        run: RunConfig,
-        settings: Settings,
-        beside: "Session | None" = None,
+        self, context: Context, run: RunConfig, settings: Settings, beside: "Session | None" = None
     ) -> None:
         self.context, self.run = context, run
         self.settings: Any = settings
@@ -135,8 +102,9 @@ class Session:
         with self._remembered.held(request):
             with self._seeded(request.phase, server_round):
                 reply, counts = self._trained(request)
-            with self._seeded(request.phase, server_round):
-                self._train_alone()
+            if self.safeguard and request.phase == TRAIN:
+                with self._seeded(request.phase, server_round):
+                    self.safeguard.train(server_round)
             counts |= {GRADIENT_STEPS.name: self.gradient_steps.taken, **self.local.spent_privacy()}
             self.save()
             self._remembered.note_round(request)
@@ -182,15 +150,10 @@ class Session:
         require_reply(reply, type(self.client))
         return reply, self.evaluate("trained")
 
-    def _train_alone(self) -> None:
-        """Train the private model, once a round."""
-        if self.safeguard and self.request.phase == TRAIN:
-            self.safeguard.train(self.request.server_round)
-
     def save(self) -> None:
         """Save the trained model, before an evaluation changes it, and the state in the memory."""
         if self.client.keeps_model:
-            self.memory.save_model(MODEL, self.client.model)
+            self.memory.save(MODEL, self.client.model.state_dict())
         if self._stored_state:
             self._stored_state.save(self.memory)
 
@@ -210,10 +173,9 @@ class Session:
     # ---- Evaluation and export -------------------------------------------------------
 
     def evaluate(self, name: EvaluatedModel) -> dict[str, float]:
-        """Count the correct predictions of the client's model as it is, as metrics of this name.
+        """Count the correct predictions of the client's model as it is, under a name.
 
-        Empty if the method does not evaluate this model, and in the training of a round without
-        evaluation.
+        Empty if the method does not evaluate this model, or the round is not evaluated.
         """
         is_counted = self.request.asks_for(name) and name in self.run.method.record.evaluates
         return self._evaluating.counted(name) if is_counted else {}
@@ -282,10 +244,9 @@ class Session:
 
     @property
     def _folder_of_run(self) -> Path | None:
-        """The folder for the run's models, if any.
+        """The folder for the run's models, if any; a node's own operator gets one for each run.
 
-        Where the node has its own operator, no run replaces the model of another. Whoever starts a
-        run chooses its own id, but not the one that Flower gives it.
+        Whoever starts a run chooses its own id, but not the one that Flower gives it.
         """
         folder = self.node.models_folder
         if folder is None or self.policy.trust_server:
@@ -303,7 +264,6 @@ class Session:
             log(WARNING, "Client %d: its model was not exported: %s", self.partition_id, error)
 
     def _write_model(self, evaluated: Evaluated, folder: Path, results: Mapping[str, Any]) -> None:
-        """Write the personalized model and its card, with the results, into a folder."""
         whose = (self.model_name, self.partition_id, self.node.data_path)
         model = exported_model(evaluated)
         shared = self.settings.shared_model if isinstance(model, Ensemble) else ""
@@ -322,11 +282,8 @@ class Session:
         settings = self.run.plan.safeguard
         if not settings.is_on or self.run.strategy == LOCAL:
             return None
-        return Safeguard(self._private_session, settings.mode)
-
-    def _private_session(self) -> "Session":
-        """Return the session in which the private model is trained, as by `local`."""
-        return Session(self.context, run_of_private_model(self.run), Settings(), beside=self)
+        alone = self.context, run_of_private_model(self.run), Settings()
+        return Safeguard(lambda: Session(*alone, beside=self), settings.mode)
 
     # ---- What the client is and has --------------------------------------------------
 
@@ -337,11 +294,7 @@ class Session:
 
     @property
     def properties(self) -> dict[str, Any]:
-        """The client's identity, the sizes of its data, and hashes that are the same everywhere.
-
-        The hashes are those of the public set and of the names of the classes. Sizes that may not
-        leave the node are 0.
-        """
+        """The client's identity, sizes and hashes of its data; 0 for sizes that may not leave."""
         data, run, own_data = self.data, self.run, self.node.data_path
         train, validation, test = data.sizes
         sizes: dict[str, float] = {"num-examples": train}
@@ -363,15 +316,7 @@ class Session:
 
     @property
     def data(self) -> ClientData:
-        """The client's data and the public pool, on the device.
-
-        Raises
-        ------
-        PolicyError
-            If there are too few samples, or the public pool holds one of them.
-        DataError
-            If samples of the node have missing values, and its model is a network.
-        """
+        """The client's data and the public pool, on the device, after checking both."""
         if self._data is None:
             node = self.node
             own = (node.data_path, node.grouping, node.input_statistics)
@@ -415,11 +360,6 @@ class Session:
         """The weights of the client's model after its last training, if it keeps them."""
         return self.memory.load(MODEL)
 
-    @property
-    def memory_folder(self) -> MemoryFolder | None:
-        """The folder of the client's memory of the run, if it has one."""
-        return self._remembered.folder(self.request)
-
     # ---- Models ----------------------------------------------------------------------
 
     def borrow(self, architecture: Architecture) -> nn.Module:
@@ -434,10 +374,7 @@ class Session:
         return 0 if self.run.models.initial_weights == "common" else self.partition_id
 
     def new_model(self, draw: int | None = None) -> nn.Module:
-        """Build the client's architecture with its initial weights, or with those of a draw.
-
-        Draw 0 is common to all clients, and is the initial global model of a method that has one.
-        """
+        """Build the client's architecture with the initial weights of a draw."""
         draw = self.initial_draw if draw is None else draw
         with seeded("cpu", self.run.plan.seed, "initial-weights", draw):
             model = self.client.architectures[0].build()
@@ -445,29 +382,22 @@ class Session:
 
     def recalled_model(self) -> nn.Module:
         """Return the client's stored model, or a new one with its initial weights."""
-        model, stored = self.borrow(self.client.architectures[0]), self.stored_model
-        if stored or self.client.keeps_model:
-            fill_model(model, stored or self._initial_weights())
+        architecture = self.client.architectures[0]
+        model, weights = self.borrow(architecture), self.stored_model
+        if not weights and self.client.keeps_model:
+            is_own, seed = self.initial_draw, self.run.plan.seed
+            weights = (
+                self.new_model().state_dict()
+                if is_own
+                else common_weights(architecture, seed, self.new_model)
+            )
+        fill_model(model, weights or {})
         return model
-
-    def _initial_weights(self) -> Mapping[str, Tensor]:
-        if self.initial_draw:
-            return self.new_model().state_dict()
-        seed = self.run.plan.seed
-        return common_weights(self.client.architectures[0], seed, self.new_model)
 
     # ---- Batches and optimizers ------------------------------------------------------
 
     def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
-        """Yield the positions of a round's batches.
-
-        Parameters
-        ----------
-        server_round : int
-            Round of the run. Batches depend on it.
-        num_samples : int
-            Number of samples to draw from.
-        """
+        """Yield the positions of a round's batches among some samples."""
         return iter(self.local.mixed_enough(self.local.positions(num_samples, server_round)))
 
     def batches_at(self, positions: Iterator[Tensor]) -> Iterator[Batch]:
@@ -481,22 +411,9 @@ class Session:
 
     @contextmanager
     def kept_momentum(
-        self,
-        optimizer: optim.Optimizer,
-        model: nn.Module,
-        replaced: Collection[nn.Parameter] = (),
+        self, optimizer: optim.Optimizer, model: nn.Module, replaced: Collection[nn.Parameter] = ()
     ) -> Iterator[None]:
-        """Load the momentum of earlier trainings before a training, and store it afterwards.
-
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            The optimizer of the training.
-        model : nn.Module
-            The network that has its parameters.
-        replaced : collection of nn.Parameter, optional
-            Parameters whose momentum starts anew and is not stored.
-        """
+        """Load the momentum of earlier trainings before a training, and store it afterwards."""
         own_model = self.client.model
         names = {own: f"model/{name}" for name, own in own_model.named_parameters()}
         if model is not own_model:

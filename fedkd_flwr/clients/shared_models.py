@@ -45,11 +45,7 @@ def taught(logits: Tensor, labels: Tensor, teacher: Tensor, weight: float) -> Te
 def shared_parameters(
     client: PersonalClient, model: nn.Module, takes: type[nn.Module]
 ) -> list[nn.Parameter]:
-    """Return the parameters of the shared part of a model, which the server replaces.
-
-    The client trains models of a class whose `shared` is that part. Raises `TypeError` if the model
-    is of another class.
-    """
+    """Return the parameters of the shared part of a model, which the server replaces."""
     if not isinstance(model, takes):
         raise TypeError(
             f"train_locally of {type(client).__name__} takes a {takes.__name__}, not a "

@@ -28,7 +28,9 @@ class SoftPredictionClient(PersonalClient):
 
     def teachers(self, name: str, received: Arrays) -> Tensor | None:
         """Return the teacher predictions of a message, (..., P, K); None if there are none yet."""
-        return self.received_predictions(name, received) if name in received else None
+        if name not in received:
+            return None
+        return torch.from_numpy(self.settings.wire.received(name, received)).to(self.device)
 
     def soft_predictions(self, images: Tensor, temperature: float) -> Tensor:
         """Return `model`'s soft predictions ``softmax(z / T)`` on images, shape (P, K)."""
@@ -46,22 +48,14 @@ class SoftPredictionClient(PersonalClient):
         return self.soft_predictions(images, temperature)
 
     def _mask(self, name: str, received: Arrays) -> Tensor:
-        """Return a message's mask of P samples."""
         return self.tensor(unpacked_mask(received[name], self.session.run.plan.public_size))
-
-    def received_predictions(self, name: str, received: Arrays) -> Tensor:
-        """Decode the probabilities of a message to (..., P, K) float32, on the device."""
-        probabilities = self.settings.wire.received(name, received)
-        return torch.from_numpy(probabilities).to(self.device)
 
     def release(
         self, predictions: Tensor, metrics: dict[str, float], server_round: int
     ) -> TrainReply:
-        """Reply with predictions, clipped and with noise if the settings ask for it.
+        """Reply with predictions (A, K), clipped and with noise if the settings ask for it.
 
-        Predictions (A, K) have rows on the simplex; without rows, nothing is sent. With noise,
-        metrics that depend on training stay here. Raises `PolicyError` if the release would exceed
-        the budget of the node.
+        Without rows, nothing is sent.
         """
         settings, wire = self.settings, self.settings.wire
         if not len(predictions):

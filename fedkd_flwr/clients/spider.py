@@ -11,7 +11,7 @@ from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.models.model_pool import borrowed
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import Evaluation, evaluate, refresh_statistics
-from fedkd_flwr.training.regularizers import Proximal
+from fedkd_flwr.training.losses import Proximal
 from strategies.spider import SpiderSettings
 
 PRUNED = -1e4
@@ -24,10 +24,7 @@ in the proximal term is not a number.
 
 
 def most_needed(without: Sequence[Evaluation]) -> int:
-    """Return the operation to keep: the one whose removal costs most accuracy.
-
-    Given are validation results with each operation removed in turn.
-    """
+    """Return the operation whose removal costs most accuracy, by results without each."""
     return min(range(len(without)), key=lambda k: without[k].rank)
 
 

@@ -9,9 +9,16 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.jobs import TrainJob
-from fedkd_flwr.training.loop import Batch, Loss, gathered, random_batches, refresh_statistics
+from fedkd_flwr.training.loop import (
+    SGD,
+    Adam,
+    Batch,
+    Loss,
+    gathered,
+    random_batches,
+    refresh_statistics,
+)
 from fedkd_flwr.training.losses import cross_entropy
-from fedkd_flwr.training.optimizers import SGD, Adam
 from strategies.core.randomness import random_generator
 from strategies.supernets import SearchSettings
 
@@ -34,11 +41,7 @@ class SupernetClient(ParameterClient):
         return TrainReply(self.model_arrays(), {"train-loss": loss})
 
     def search_samples(self) -> tuple[Tensor, Tensor]:
-        """Return the positions of the training samples for omega and for alpha.
-
-        They are the same in all rounds. With an `alpha_share` of 0, both are all samples. Raises
-        `ValueError` if there is only one sample to divide.
-        """
+        """Return the training samples for omega and for alpha, the same in all rounds."""
         share = self.settings.alpha_share
         if not share:
             everything = torch.arange(self.data.num_train, device=self.device)
@@ -57,7 +60,7 @@ class SupernetClient(ParameterClient):
         """Alternate one alpha step and one omega step for E epochs over omega's samples.
 
         A network without architecture weights, such as one with a fixed genotype, is trained on all
-        training samples. Return the mean omega loss over all samples seen.
+        training samples.
         """
         alphas, omegas = split_parameters(self.model)
         if not alphas:

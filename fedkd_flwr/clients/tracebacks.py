@@ -1,11 +1,8 @@
 """What is said of a failing client: all of it in the node's own log, little to the server.
 
-Where server and nodes belong to one user, a reply names the class of an exception and its message,
-and each distinct traceback is logged once. Elsewhere a message may hold file names or values of
-private data. `failure_to_send` then leaves the class and a fixed sentence, with a code that finds
-the details in the node's log.
-
-Where one user owns everything, an exception in own code stops the run (`ClientCodeError`).
+Where both belong to one user, an exception in own code stops the run. Elsewhere a message may hold
+values of private data, so that a reply has its class, a fixed sentence and a code in the node's
+log.
 """
 
 import re
@@ -67,11 +64,7 @@ class ClientCodeError(RuntimeError):
 
 
 def stop_at_own_code(failures: Mapping[int, Exception]) -> None:
-    """Stop the run if a client failed in the user's code; what clients raised, by partition-id.
-
-    Divergence and unreadable data do not stop a run. Raises `ClientCodeError` with the clients that
-    failed alike.
-    """
+    """Stop the run if a client failed in the user's code; what clients raised, by partition-id."""
     own = {n: error for n, error in failures.items() if traceback_of_own_code(error)}
     if not own:
         return
@@ -81,10 +74,7 @@ def stop_at_own_code(failures: Mapping[int, Exception]) -> None:
 
 
 def stop_at_reported_failures(replies: Iterable[Message]) -> None:
-    """Stop a simulation if one of the replies tells of a failure in the user's code.
-
-    Raises `ClientCodeError` with the clients that failed alike.
-    """
+    """Stop a simulation if one of the replies tells of a failure in the user's code."""
     reasons = (reply.error.reason or "" for reply in replies if reply.has_error())
     found = (match for reason in reasons if (match := IN_OWN_CODE.search(reason)))
     if failed := {int(match[1]): match[2] for match in found}:
@@ -99,8 +89,8 @@ def code_failure(error: Exception, partition_id: object) -> str:
 def traceback_of_own_code(error: Exception) -> TracebackType | None:
     """Return the traceback of an exception, or of its cause, from the user's first frame on.
 
-    The user's code is outside this project's packages, installed libraries and the standard
-    library. None if no frame is the user's, and for divergence and unreadable data.
+    None if no frame is outside of this project and installed libraries, and for divergence and
+    unreadable data.
     """
     if isinstance(error, DivergedError | DataError):
         return None
@@ -148,10 +138,7 @@ class NodeFailureError(RuntimeError):
 
 
 def failure_to_send(error: Exception, partition_id: object) -> NodeFailureError:
-    """Log an exception of a client with its traceback, and return what may leave the node.
-
-    That is the name of its class, a fixed sentence, and a code that the log has too.
-    """
+    """Log an exception of a client; return its class, a fixed sentence, and a code in the log."""
     code = secrets.token_hex(3)
     log(ERROR, "Client %s failed, code %s:", partition_id, code)
     _log_lines(ERROR, error)
@@ -177,10 +164,7 @@ def _is_known(kind: type) -> bool:
 
 
 class Tracebacks:
-    """Logs the traceback of every distinct error once.
-
-    Two errors are the same if they are of one class and were raised along the same lines of code.
-    """
+    """Logs the traceback of every distinct error once, by class and lines of code."""
 
     def __init__(self) -> None:
         self._logged: set[tuple[object, ...]] = set()

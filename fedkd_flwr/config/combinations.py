@@ -16,8 +16,7 @@ def check_combinations(run: RunConfig, settings: Settings) -> None:
     """Refuse impossible combinations of settings."""
     _check_models(run, settings)
     _check_data(run)
-    _check_optimizer(run)
-    _check_privacy(run)
+    _check_training(run)
     plan = run.plan
     if run.resume and not run.output_dir:
         raise ConfigError("resume = true needs output-dir, the run directory to continue.")
@@ -64,7 +63,7 @@ def _check_models(run: RunConfig, settings: Settings) -> None:
 
 def _check_data(run: RunConfig) -> None:
     record = run.method.record
-    if run.uses_public_data and (
+    if record.uses_public_data and (
         run.data.public_dataset == NO_PUBLIC_SET or run.plan.public_size < 1
     ):
         on_server = Need.PUBLIC_DATA_ON_SERVER in record.needs
@@ -93,17 +92,13 @@ def _check_data(run: RunConfig) -> None:
             )
 
 
-def _check_optimizer(run: RunConfig) -> None:
+def _check_training(run: RunConfig) -> None:
     record = run.method.record
     if Need.PLAIN_DESCENT in record.needs and run.training.optimizer != "sgd":
         raise ConfigError(
             f"{run.strategy} is derived for stochastic gradient descent, and optimizer = "
             f"{run.training.optimizer}; set optimizer to sgd."
         )
-
-
-def _check_privacy(run: RunConfig) -> None:
-    record = run.method.record
     if run.dp_sgd.noise_multiplier and not record.dp_sgd:
         raise ConfigError(
             f"{run.strategy} uses training samples outside of plain local training, which "

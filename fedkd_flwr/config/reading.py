@@ -9,14 +9,13 @@ import functools
 import json
 import os
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedkd_flwr.config.combinations import check_combinations
-from fedkd_flwr.config.old_keys import readable_config, replacement
 from fedkd_flwr.config.run_config import (
     KEYS_WITHOUT_EFFECT,
     ConfigError,
@@ -25,9 +24,9 @@ from fedkd_flwr.config.run_config import (
     as_scalar,
     flatten,
 )
-from fedkd_flwr.config.suggestions import OPTIONS, either, suggestions
+from fedkd_flwr.config.suggestions import OPTIONS, either, readable_config, replacement, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
-from fedkd_flwr.data.registry import BY_COLUMN, DATA, DATASETS, OF_CLIENTS, is_function
+from fedkd_flwr.data.registry import BY_COLUMN, CLIENTS, DATA, DATASETS, is_function
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, first_refused, kebab_case
@@ -43,10 +42,7 @@ ALL_CONNECTED = {"num-clients": 0, "record-answers": False}
 
 
 class Configuration(BaseModel):
-    """A complete run config: the common keys and the settings of all methods.
-
-    Several methods may have one type of settings.
-    """
+    """A complete run config: the common keys and the settings of all methods."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
     run: RunConfig
@@ -56,8 +52,7 @@ class Configuration(BaseModel):
     def settings(self) -> Settings:
         """The settings of the run's method."""
         settings_type = self.run.method.record.settings_type
-        settings: Settings = self.of_methods.get(settings_type) or settings_type()
-        return settings
+        return self.of_methods.get(settings_type) or settings_type()
 
     def resolved(self) -> "Configuration":
         """Return the same with the method's settings filled in that depend on the models."""
@@ -72,10 +67,7 @@ class Configuration(BaseModel):
         return self.model_copy(update={"run": self.run.model_copy(update=changes)})
 
     def with_clients(self, number: int) -> "Configuration":
-        """Return the same with another number of clients.
-
-        Raises `ConfigError` if the run is impossible with this number.
-        """
+        """Return the same with another number of clients."""
         plan = self.run.plan.model_copy(update={"num_clients": number})
         configuration = self.with_run(plan=plan)
         check_combinations(configuration.run, configuration.settings)
@@ -84,13 +76,9 @@ class Configuration(BaseModel):
     @property
     def unread(self) -> list[str]:
         """The keys that the user has set and this run does not read."""
-        own = self.settings.flat_keys()
-        keys: dict[str, None] = {}
-        for kind, settings in self.of_methods.items():
-            default = kind().flat()
-            changed = [key for key, value in settings.flat().items() if value != default[key]]
-            keys |= dict.fromkeys(key for key in changed if key not in own)
-        data = self.run.data
+        own, defaults, data = self.settings.flat_keys(), default_values(), self.run.data
+        others = {k: v for k, v in self.flat().items() if "." in k and k not in own}
+        keys = [key for key, value in others.items() if value != defaults[key]]
         return [*keys, *(["data-root"] if data.data_root and not data.hub_ids else [])]
 
     @property
@@ -116,10 +104,7 @@ class Configuration(BaseModel):
         return sentences
 
     def defining(self) -> dict[str, Scalar]:
-        """Return the settings that the run's results depend on, sorted by name.
-
-        `KEYS_WITHOUT_EFFECT` and the keys of other methods are left out.
-        """
+        """Return the settings that the run's results depend on, sorted by name."""
         own = self.settings.flat_keys()
         return {
             key: value
@@ -129,12 +114,9 @@ class Configuration(BaseModel):
 
     def without_unread(self) -> "Configuration":
         """Return the same run config, with unread keys at their defaults."""
-        own = self.settings.flat_keys()
-        of_methods = {kind: _only(settings, own) for kind, settings in self.of_methods.items()}
-        data = self.run.data
-        data_root = "" if "data-root" in self.unread else data.data_root
-        run = self.run.model_copy(update={"data": data.model_copy(update={"data_root": data_root})})
-        return Configuration(run=run, of_methods=of_methods)
+        if not (unread := self.unread):
+            return self
+        return read_config({key: value for key, value in self.flat().items() if key not in unread})
 
     def flat(self) -> dict[str, Scalar]:
         """Return the config as Flower's flat run config, complete and sorted by name."""
@@ -150,17 +132,6 @@ class Configuration(BaseModel):
         return {key: flat[key] for key in flat if key in known} | {OWN_SETTINGS: ", ".join(own)}
 
 
-def _only(settings: Settings, keys: Collection[str]) -> Settings:
-    """Return settings with those at their defaults that are not among some keys."""
-    kind = type(settings)
-    defaults = {
-        name: field.get_default(call_default_factory=True)
-        for name, field in kind.model_fields.items()
-        if kind.key_of(name) not in keys
-    }
-    return settings.model_copy(update=defaults)
-
-
 def settings_types(own: Method | None = None) -> list[type[Settings]]:
     """Return the types of settings of all methods, including that of a custom method."""
     methods = (*METHODS.values(), *([own] if own else []))
@@ -168,23 +139,16 @@ def settings_types(own: Method | None = None) -> list[type[Settings]]:
     return [kind for kind in types if kind.flat_keys()]
 
 
-def _names_clients(flat: Mapping[str, Any]) -> bool:
-    """Return whether the data of a flat run config say which clients there are."""
-    by_column = flat.get("client-column") or flat.get("partition") == BY_COLUMN
-    return bool(by_column) or str(flat.get("dataset", "")).startswith(OF_CLIENTS)
-
-
 def read_config(flat: Mapping[str, Any]) -> Configuration:
-    """Validate a flat run config.
+    """Validate a flat run config, with tables joined by dots or nested.
 
-    Names are as in ``[tool.flwr.app.config]``, with tables joined by dots or nested; missing keys
-    have their defaults. Raises `ConfigError` on an unknown name, a value out of range or an
-    impossible combination.
+    Raises `ConfigError` on an unknown name, a value out of range or an impossible combination.
     """
     given = with_own_settings_unpacked(flatten(flat))
-    flat = {key: _without_path_type(value) for key, value in given.items()}
-    if _names_clients(flat):
-        flat = {"num-clients": 0, **flat}
+    flat = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in given.items()}
+    by_column = flat.get("client-column") or flat.get("partition") == BY_COLUMN
+    if by_column or str(flat.get("dataset", "")).startswith(CLIENTS):
+        flat = {"num-clients": 0, **flat}  # the data say which clients there are
     own = _own_method(flat)
     known = known_names(own)
     for name in flat:
@@ -199,25 +163,17 @@ def read_config(flat: Mapping[str, Any]) -> Configuration:
 
 
 def read_recorded(flat: Mapping[str, Any]) -> Configuration:
-    """Validate the flat run config that a run has recorded, without keys that were removed.
-
-    Raises `ConfigError` as `read_config`.
-    """
+    """Validate the flat run config that a run has recorded, without keys that were removed."""
     return read_config(readable_config(flat, known_names(_own_method(flat))))
 
 
 @functools.cache
 def default_values() -> Mapping[str, Scalar]:
-    """Return the flat run config in which nothing is set. It is read once; do not change it."""
+    """Return the flat run config in which nothing is set."""
     return MappingProxyType(read_config({}).flat())
 
 
-def _without_path_type(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
 def _own_method(flat: Mapping[str, Any]) -> Method | None:
-    """Return the method of a run config if it is a custom method."""
     name = str(flat.get("strategy", ""))
     if not is_custom(name) and name not in REGISTERED:
         return None
@@ -228,10 +184,7 @@ def _own_method(flat: Mapping[str, Any]) -> Method | None:
 
 
 def with_own_settings_unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat run config with the contents of `OWN_SETTINGS` under their own keys.
-
-    Raises `ConfigError` if they are not TOML, or one of them is a key of the run config.
-    """
+    """Return a flat run config with the contents of `OWN_SETTINGS` under their own keys."""
     text = flat.get(OWN_SETTINGS, "")
     if text == "":
         return {name: value for name, value in flat.items() if name != OWN_SETTINGS}
@@ -255,10 +208,7 @@ def known_names(own: Method | None = None) -> list[str]:
 
 
 def custom_keys(flat: Mapping[str, Any]) -> set[str]:
-    """Return the keys that only the custom method of a run config reads.
-
-    Raises `ConfigError` if the custom method cannot be found.
-    """
+    """Return the keys that only the custom method of a run config reads."""
     own = _own_method(flat)
     return {*known_names(own)} - {*known_names()} if own else set()
 
@@ -280,26 +230,14 @@ def _read(kind: type[Part], flat: Mapping[str, Any]) -> Part:
     """Validate one group or table of a flat run config, including its nested groups."""
     groups = kind.nested_groups()
     values: dict[str, Any] = {name: _read(part, flat) for name, part in groups.items()}
-    keys = _keys_by_alias(kind)
+    # Pydantic names fields in errors by their aliases.
+    keys = {kebab_case(name): kind.key_of(name) for name in kind.model_fields if name not in groups}
     values |= {name: flat[key] for name, key in keys.items() if key in flat}
     try:
-        return kind.model_validate(values) if values else _with_defaults(kind)
+        return kind.model_validate(values)
     except ValidationError as error:
         refused = first_refused(error, lambda name: keys.get(name, name))
         raise ConfigError(_sentence(refused)) from None
-
-
-@functools.cache
-def _keys_by_alias(kind: type[SettingsGroup]) -> dict[str, str]:
-    """Return the flat keys of a group by the names that Pydantic reads, without nested groups."""
-    names = kind.model_fields.keys() - kind.nested_groups().keys()
-    return {kebab_case(name): kind.key_of(name) for name in names}
-
-
-@functools.cache
-def _with_defaults(kind: type[Part]) -> Part:
-    """Return a group in which nothing is set. Groups are immutable, so one is enough."""
-    return kind()
 
 
 def _sentence(text: str) -> str:
@@ -307,11 +245,7 @@ def _sentence(text: str) -> str:
 
 
 def named_code(run_config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names ``module:object`` in a flat run config, each after the key that holds it.
-
-    Folders and data sets of the hub are no code. Raises `ConfigError` if ``own-settings`` cannot be
-    read.
-    """
+    """Yield the names ``module:object`` in a flat run config, each after the key that holds it."""
     for key, value in with_own_settings_unpacked(run_config).items():
         if key in KEYS_WITHOUT_EFFECT or ":" not in str(value):
             continue
@@ -323,10 +257,7 @@ def named_code(run_config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def require_importable(configuration: Configuration, place: str) -> None:
-    """Refuse a method, model, data set or partition that exists in this process alone.
-
-    Raises `ConfigError` if the config names one.
-    """
+    """Refuse a method, model, data set or partition that exists in this process alone."""
     if (strategy := configuration.run.strategy) in REGISTERED:
         raise ConfigError(
             f"{strategy} is registered in this process, and {place} other ones: keep what "

@@ -30,16 +30,12 @@ class ConfigError(ValueError):
     """An invalid run config; the message is one sentence for the user."""
 
 
-Scalar = bool | int | float | str
-"""Values of a Flower run config."""
+Scalar = bool | int | float | str  # values of a Flower run config
 
 
 def as_scalar(value: Any) -> Scalar:
     """Convert a list to text separated by commas; return other values unchanged."""
-    if isinstance(value, tuple):
-        return ",".join(str(item) for item in value)
-    scalar: Scalar = value
-    return scalar
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -64,20 +60,13 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 class TrackerSettings(SettingsGroup):
-    """Trackers of experiments.
-
-    Attributes
-    ----------
-    tracker : tuple of str
-        What the server writes the rounds to besides the run directory, some of ``tensorboard``,
-        ``wandb`` and ``mlflow``, separated by commas; empty for none. Each is an extra of that
-        name.
-    tracker_clients : bool
-        Whether trackers get each client's numbers too.
-    """
+    """Trackers of experiments."""
 
     tracker: Annotated[Words, AfterValidator(some_of(TRACKERS)), NO_EFFECT_ON_RESULTS] = ()
+    """What the server writes the rounds to besides the run directory, some of ``tensorboard``,
+    ``wandb`` and ``mlflow``, separated by commas; empty for none. Each is an extra of that name."""
     tracker_clients: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
+    """Whether trackers get each client's numbers too."""
 
     def require_installed(self) -> None:
         """Check that the trackers are installed here; a `ConfigError` says how to install one."""
@@ -92,70 +81,49 @@ class TrackerSettings(SettingsGroup):
 
 
 class RunConfig(SettingsGroup):
-    """A validated run config, without the methods' tables.
-
-    Attributes
-    ----------
-    strategy : str
-        Name of the method, or a custom method as ``module:object``.
-    data : DataSettings
-        Samples, partition and public set.
-    models : ModelSettings
-        Architectures and who gets which.
-    training : TrainingSettings
-        Training on private data.
-    dp_sgd : DPSGDSettings
-        Differential privacy of that training.
-    plan : PlanSettings
-        Clients, rounds, sampling and seed.
-    trackers : TrackerSettings
-        Trackers of experiments.
-    device : str
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. The server computes on the CPU if its machine
-        lacks the device.
-    torch_threads : int
-        Threads of PyTorch per process; 0 for PyTorch's default.
-    output_dir : str
-        The run directory; empty for a new one, in ``./runs`` under ``fedkd run`` and
-        `fedkd_flwr.run`, in ``~/fedkd-runs`` under ``flwr run``.
-    cohort : str
-        Whether clients with the same architecture are trained together in one process: ``auto``
-        if that is faster, ``on`` wherever possible, or ``off``.
-    on_client_error : str
-        What an exception in your own code does in a client: stop ends the run at that line, drop
-        counts it as a failed reply. In a deployment replies that fail are always dropped.
-    state_dir : str
-        Folder in which clients keep their memory besides Flower's context; empty for none. Nodes
-        of a deployment have their own.
-    models_dir : str
-        Folder to which clients export their personalized models after the last round; empty for
-        no export. Nodes of a deployment have their own.
-    keep_best : bool
-        Whether to export the models of the best round on validation data to `models_dir` too.
-    resume : bool
-        Whether to continue the run in `output_dir`.
-    accept_changes : bool
-        Whether to continue a run with another major version of this project, Flower or PyTorch, or
-        with other code of one's own; a sweep then keeps finished runs of other code.
-    """
+    """A validated run config, without the methods' tables."""
 
     strategy: Annotated[str, ANY_ON_NODES] = "kt-pfl"
+    """Name of the method, or a custom method as ``module:object``."""
     data: DataSettings = DataSettings()
+    """Samples, partition and public set."""
     models: ModelSettings = ModelSettings()
+    """Architectures and who gets which."""
     training: TrainingSettings = TrainingSettings()
+    """Training on private data."""
     dp_sgd: DPSGDSettings = DPSGDSettings()
+    """Differential privacy of that training."""
     plan: PlanSettings = PlanSettings()
+    """Clients, rounds, sampling and seed."""
     trackers: TrackerSettings = TrackerSettings()
+    """Trackers of experiments."""
     device: Annotated[Device, NO_EFFECT_ON_RESULTS] = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``. The server computes on the CPU if its machine
+    lacks the device."""
     torch_threads: Annotated[int, NO_EFFECT_ON_RESULTS] = Field(default=0, ge=0, le=MOST_THREADS)
+    """Threads of PyTorch per process; 0 for PyTorch's default."""
     output_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
+    """The run directory; empty for a new one, in ``./runs`` under ``fedkd run`` and
+    `fedkd_flwr.run`, in ``~/fedkd-runs`` under ``flwr run``."""
     cohort: Annotated[Literal["auto", "on", "off"], NO_EFFECT_ON_RESULTS] = "auto"
+    """Whether clients with the same architecture are trained together in one process: ``auto`` if
+    that is faster, ``on`` wherever possible, or ``off``."""
     on_client_error: Annotated[Literal["stop", "drop"], NO_EFFECT_ON_RESULTS] = "stop"
+    """What an exception in your own code does in a client: stop ends the run at that line, drop
+    counts it as a failed reply. In a deployment replies that fail are always dropped."""
     state_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
+    """Folder in which clients keep their memory besides Flower's context; empty for none. Nodes of
+    a deployment have their own."""
     models_dir: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
+    """Folder to which clients export their personalized models after the last round; empty for no
+    export. Nodes of a deployment have their own."""
     keep_best: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
+    """Whether to export the models of the best round on validation data to `models_dir` too."""
     resume: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
+    """Whether to continue the run in `output_dir`."""
     accept_changes: Annotated[bool, NO_EFFECT_ON_RESULTS] = False
+    """Whether to continue a run with another major version of this project, Flower or PyTorch, or
+    with other code of one's own; a sweep then keeps finished runs of other code."""
 
     @field_validator("strategy")
     @classmethod
@@ -181,12 +149,7 @@ class RunConfig(SettingsGroup):
     @property
     def server_data_plan(self) -> DataPlan:
         """What all data depends on, including the server's public set."""
-        return self._data_plan(self.uses_public_data, self.server_device)
-
-    @property
-    def uses_public_data(self) -> bool:
-        """Whether clients or server predict on public data."""
-        return self.method.record.uses_public_data
+        return self._data_plan(self.method.record.uses_public_data, self.server_device)
 
     def _data_plan(self, with_public_set: bool, device: str) -> DataPlan:
         settings = self.data

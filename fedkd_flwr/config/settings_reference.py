@@ -1,17 +1,21 @@
 """Reference of all settings: default, range and meaning, read from their declarations.
 
-Fields and limits come from the groups of the run config, meanings from their docstrings.
+Fields and limits come from the groups of the run config, meanings from the docstrings below fields,
+which are read here alone: Pydantic would read them at each start.
 """
 
+import ast
+import functools
 import inspect
 import re
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from docstring_parser import DocstringStyle, parse
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
@@ -40,16 +44,12 @@ KINDS: dict[Any, str] = {
     str: "text",
 }
 
-NO_WORD = "?"
-"""A word that no setting with a list of allowed words accepts."""
+NO_WORD = "?"  # a word that no setting with a list of allowed words accepts
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a run config.
-
-    `allowed` is its range, or the allowed words; `on_nodes` what a node accepts without approval.
-    """
+    """One setting of a run config; `on_nodes` is what a node accepts without approval."""
 
     key: str
     default: str
@@ -60,10 +60,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Section:
-    """Settings that belong together.
-
-    `also_read` are keys that the methods read in the tables of other methods.
-    """
+    """Settings that belong together, and keys that their methods read in other tables."""
 
     title: str
     settings: list[Setting]
@@ -81,15 +78,9 @@ OF_OWN = Setting(
 
 
 def settings_reference(method: str = "") -> list[Section]:
-    """Return the settings of all runs and of every method, or those of one method alone.
-
-    In the whole reference each key is listed once, in its own table. Where settings of several
-    tables mean the same, the later ones refer to the first. A custom method is named as
-    ``module:object``; empty stands for all. Raises `ConfigError` if there is no such method, or a
-    custom one cannot be imported.
-    """
+    """Return the settings of all runs and methods, each in its own table; or of one method."""
     if not method:
-        return _without_repetition([*_common_sections(), *_method_sections()])
+        return _without_repetition(_sections())
     try:
         kind = find_method(method).record.settings_type
     except NoneOfTheAllowedError:
@@ -132,23 +123,23 @@ def settings(method: str = "") -> "pd.DataFrame":
     return pd.DataFrame(listed, columns=columns).set_index("key")
 
 
-def _common_sections() -> list[Section]:
-    own = Section("The method, and where the run takes place", [*_settings(RunConfig), OF_OWN])
-    return [own, *(Section(_title(kind), _settings(kind)) for kind in _groups_in(RunConfig))]
-
-
 def _groups_in(kind: type[SettingsGroup]) -> Iterator[type[SettingsGroup]]:
-    """Yield the groups in a group, each before those in it."""
     for part in kind.nested_groups().values():
         yield part
         yield from _groups_in(part)
 
 
-def _method_sections() -> list[Section]:
-    """Return a section for each type of settings, with the keys that no earlier one has."""
+def _sections() -> list[Section]:
     types = settings_types()
-    bases = dict.fromkeys(base for kind in types for base in kind.__mro__ if _has_own_table(base))
-    sections = [Section(_title(kind), _settings(kind)) for kind in bases if kind not in types]
+    bases = dict.fromkeys(
+        base
+        for kind in types
+        for base in kind.__mro__
+        if issubclass(base, Settings) and vars(base).get("table") and base not in types
+    )
+    own = Section("The method, and where the run takes place", [*_settings(RunConfig), OF_OWN])
+    shared = [*_groups_in(RunConfig), *bases]
+    sections = [own, *(Section(_title(kind), _settings(kind)) for kind in shared)]
     for kind in types:
         listed = {setting.key for section in sections for setting in section.settings}
         readers = [name for name, m in METHODS.items() if m.record.settings_type is kind]
@@ -157,10 +148,6 @@ def _method_sections() -> list[Section]:
         also_read = tuple(setting.key for setting in settings if setting not in new)
         sections.append(Section(f"Settings of {', '.join(readers)}", new, also_read))
     return sections
-
-
-def _has_own_table(kind: type) -> bool:
-    return issubclass(kind, Settings) and bool(vars(kind).get("table"))
 
 
 def _without_repetition(sections: Sequence[Section]) -> list[Section]:
@@ -178,8 +165,7 @@ def _without_repetition(sections: Sequence[Section]) -> list[Section]:
 
 
 def _title(kind: type[SettingsGroup]) -> str:
-    summary = parse(inspect.getdoc(kind) or "", DocstringStyle.NUMPYDOC).short_description or ""
-    return summary.removesuffix(".")
+    return (inspect.getdoc(kind) or "").partition("\n")[0].removesuffix(".")
 
 
 def _settings(kind: type[SettingsGroup]) -> list[Setting]:
@@ -190,7 +176,7 @@ def _settings(kind: type[SettingsGroup]) -> list[Setting]:
             kind.key_of(name),
             _written(field.default),
             _allowed(kind, name, field),
-            meanings.get(name, ""),
+            field.description or meanings.get(name, ""),
             str(on_nodes(field) or "default").removeprefix("from "),
         )
         for name, field in kind.model_fields.items()
@@ -199,15 +185,24 @@ def _settings(kind: type[SettingsGroup]) -> list[Setting]:
 
 
 def _meanings(kind: type[SettingsGroup]) -> dict[str, str]:
-    """Return the description of each field in the docstrings of a group and of its bases."""
-    meanings: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        # inspect.getdoc would return the docstring of a base class.
-        docstring = parse(vars(base).get("__doc__") or "", DocstringStyle.NUMPYDOC)
-        for parameter in docstring.params:
-            for name in parameter.arg_name.split(","):
-                meanings[name.strip()] = _in_one_line(parameter.description or "", kind)
-    return meanings
+    """Return the docstrings below the fields of a group and of its bases."""
+    bases = [base for base in reversed(kind.__mro__) if issubclass(base, SettingsGroup)]
+    texts = {name: text for base in bases for name, text in _texts_below_fields(base)}
+    return {name: _in_one_line(text, kind) for name, text in texts.items()}
+
+
+@functools.cache
+def _texts_below_fields(kind: type[SettingsGroup]) -> list[tuple[str, str]]:
+    try:
+        (definition,) = ast.parse(dedent(inspect.getsource(kind))).body
+    except (OSError, TypeError):  # a class that was typed in has no source
+        return []
+    found = []
+    for statements in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+        match statements:
+            case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found.append((name, text))
+    return found
 
 
 def _in_one_line(text: str, kind: type[SettingsGroup]) -> str:
@@ -221,7 +216,6 @@ def _in_one_line(text: str, kind: type[SettingsGroup]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return a value as TOML."""
     scalar = as_scalar(value)
     if isinstance(scalar, bool):
         return str(scalar).lower()
@@ -229,7 +223,6 @@ def _written(value: Any) -> str:
 
 
 def _allowed(kind: type[SettingsGroup], name: str, field: FieldInfo) -> str:
-    """Return the range of a field, or its allowed words."""
     annotation = field.annotation
     if typing.get_origin(annotation) is Literal:
         return ", ".join(map(str, typing.get_args(annotation)))

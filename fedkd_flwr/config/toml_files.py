@@ -14,10 +14,7 @@ from strategies.core.settings_groups import SettingsGroup
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read a preset: a TOML file with the keys that differ from the defaults.
-
-    Raises `ConfigError` if there is no such preset, it is not TOML, or it is a sweep.
-    """
+    """Read a preset: a TOML file with the keys that differ from the defaults."""
     file = find_preset(path) or find_sweep(path)
     if file is None:
         raise ConfigError(f"There is no preset {path}; {close_names(path, preset_names())}")
@@ -30,10 +27,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings on top of a preset, without its settings of other methods.
-
-    The settings take precedence over the preset. Raises `ConfigError` if there is no such preset.
-    """
+    """Return settings on top of a preset, without its settings of other methods."""
     values = {**read_toml(path), **settings}
     try:
         unread = set(read_config(values).unread) - settings.keys()
@@ -44,10 +38,7 @@ def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def load_toml(path: Path, name: str) -> dict[str, Any]:
-    """Read a TOML file, with or without a byte order mark.
-
-    Raises `ConfigError` if it cannot be read or is not TOML in UTF-8.
-    """
+    """Read a TOML file, with or without a byte order mark."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -60,11 +51,7 @@ def load_toml(path: Path, name: str) -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> tuple[str, Scalar]:
-    """Parse one ``KEY=VALUE``; a value that is not TOML is taken as text.
-
-    Values of text settings are kept as written, without surrounding quotes. Raises `ConfigError` if
-    ``=`` or the name is missing.
-    """
+    """Parse one ``KEY=VALUE``; what is not TOML, or is for a text setting, is taken as text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"{text!r} is not a setting; write KEY=VALUE, such as seed=1.")
@@ -87,8 +74,7 @@ def _text_keys() -> frozenset[str]:
     return frozenset(k for k, field in fields.items() if field.annotation in (str, tuple[str, ...]))
 
 
-SWEEPS = "sweeps"
-"""Folder of the sweeps below the presets."""
+SWEEPS = "sweeps"  # folder of the sweeps below the presets
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -110,10 +96,7 @@ def sweep_names() -> list[str]:
 
 
 def find_preset(name: str | Path) -> Path | None:
-    """Return the file of a preset, or None.
-
-    A file has priority over a shipped preset.
-    """
+    """Return the file of a preset, or None; a file has priority over a shipped preset."""
     return _find(name, shipped_folder())
 
 
@@ -130,19 +113,15 @@ def close_names(name: str | Path, known: list[str], what: str = "presets") -> st
 
 def _find(name: str | Path, folder: Path) -> Path | None:
     path = Path(name)
+    inside = Path(*path.parts[1:]) if path.parts[:1] == ("conf",) else path
     try:
         if path.is_file():
             return path
-        return _shipped(path, folder)
+        shipped = folder / inside.with_name(f"{inside.name.removesuffix('.toml')}.toml")
+        is_below = folder in shipped.resolve().parents
+        return shipped if is_below and shipped.is_file() else None
     except (OSError, ValueError):  # not a valid path
         return None
-
-
-def _shipped(path: Path, folder: Path) -> Path | None:
-    inside = Path(*path.parts[1:]) if path.parts[:1] == ("conf",) else path
-    shipped = folder / inside.with_name(f"{inside.name.removesuffix('.toml')}.toml")
-    is_below = folder in shipped.resolve().parents
-    return shipped if is_below and shipped.is_file() else None
 
 
 def _names() -> list[str]:

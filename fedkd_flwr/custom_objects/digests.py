@@ -25,11 +25,8 @@ from fedkd_flwr.custom_objects.importing import INSTALLED, OURS, name_in_module
 MAIN = "__main__"
 """The module of a script or a notebook, which has no source that could be read again."""
 
-_METHODS = (FunctionType, staticmethod, classmethod, property)
-"""Members of a class that hold code."""
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
-"""Values that are their own text."""
+_METHODS = (FunctionType, staticmethod, classmethod, property)  # members of a class that hold code
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)  # values that are their own text
 
 _FIXED = (*_PLAIN, tuple, frozenset, FunctionType, MethodType, ModuleType, type, functools.partial)
 """Kinds of variables that count beside the source of their module. A cache or a log would fill."""
@@ -37,21 +34,16 @@ _FIXED = (*_PLAIN, tuple, frozenset, FunctionType, MethodType, ModuleType, type,
 _READING = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 """Operations that read a global variable."""
 
-Known = dict[int, tuple[Any, str]]
-"""Values that were met, by their ids, each with its text."""
+Known = dict[int, tuple[Any, str]]  # values that were met, by their ids, each with its text
 
 
 def code_digest(value: Any) -> str:
     """Return the SHA-256 of an object's code, of the values that it uses, and of its modules.
 
-    The digest covers bytecode, constants, defaults, base classes, and variables of enclosing
-    scopes: numbers, texts, arrays, tensors, functions, classes, and containers of these. Of a
-    module with a source file it covers the source without comments and docstrings, and that of
-    the user's modules that it imports; variables of such a module count as its source sets them,
-    apart from numbers and texts. Of an estimator it covers the class and the parameters, of any
-    other object what a pickle would hold, and of one that cannot be pickled, such as a lock, the
-    type alone. It is the same in another process with the same minor version of Python. 64
-    hexadecimal digits.
+    It covers bytecode, constants, defaults, base classes and variables of enclosing scopes. Of a
+    module with a source file it covers the source without comments and docstrings, and that of the
+    user's modules that it imports. Of other objects it covers what a pickle would hold. It is the
+    same in another process with the same minor version of Python.
     """
     digests = digests_by_part("", value)
     return _sha256("\n".join(f"{part} {digest}" for part, digest in digests.items()).encode())
@@ -73,11 +65,7 @@ def _sha256(content: bytes | memoryview) -> str:
 
 
 def _written(value: Any, known: Known, modules: set[str]) -> str:
-    """Return a text that equals that of another value only if the two compute the same.
-
-    So cycles end, and what several objects hold is read once. Adds the user's modules that the
-    value leads to.
-    """
+    """Return a text that equals that of another value only if both compute the same."""
     if isinstance(value, _PLAIN):
         return f"{type(value).__name__} {value!r}"
     if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
@@ -191,10 +179,7 @@ def _kinds_in(module: str) -> Any:
 
 
 def _names_in(code: CodeType, *operations: str) -> set[str]:
-    """Return the names that some operations of a function have, with those of functions inside it.
-
-    ``co_names`` has the names of attributes too.
-    """
+    """Return the names that some operations have; ``co_names`` has attributes too."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname in operations}
     inner = [part for part in code.co_consts if isinstance(part, CodeType)]
     return names.union(*(_names_in(part, *operations) for part in inner))

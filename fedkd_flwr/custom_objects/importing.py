@@ -18,20 +18,14 @@ from typing import Any
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _OWN = re.compile(f"{_DOTTED}:{_DOTTED}", re.ASCII)
 
-OBJECT = "object"
-"""Stands in place of the module in the names of objects that no module holds."""
-
-OF_THIS_PROCESS = (OBJECT, "__main__")
-"""What a name begins with that other processes cannot find."""
+OBJECT = "object"  # stands in place of the module in the names of objects that no module holds
+OF_THIS_PROCESS = (OBJECT, "__main__")  # what a name begins with that other processes cannot find
 
 OURS = ("fedkd_flwr", "strategies")
 """The packages of this project, whose exceptions explain themselves and need no traceback."""
 
-INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed packages."""
-
-HELD: dict[str, Any] = {}
-"""Objects that were given to this process, by their names ``object:NAME``."""
+INSTALLED = ("site-packages", "dist-packages")  # folders of installed packages
+HELD: dict[str, Any] = {}  # objects that were given to this process, by their names ``object:NAME``
 
 
 class CustomObjectError(ValueError):
@@ -49,10 +43,7 @@ def is_of_this_process(name: str) -> bool:
 
 
 def is_named(name: str, given: Collection[str]) -> bool:
-    """Return whether the user has given an own name, its module or a package that holds it.
-
-    Given are names such as ``my_package``, ``my_package.nets`` or ``my_package.nets:TinyNet``.
-    """
+    """Return whether the user has given an own name, its module or a package that holds it."""
     module = name.partition(":")[0]
     return any(one in (name, module) or module.startswith(f"{one}.") for one in given)
 
@@ -63,11 +54,7 @@ def not_held(names: str) -> list[str]:
 
 
 def find_custom(name: str) -> Any:
-    """Return the object of a name.
-
-    Raises `CustomObjectError` if the module cannot be imported or has no such object, or if the
-    name stands for an object of another process.
-    """
+    """Return the object of a name."""
     if name in HELD:
         return HELD[name]
     module, _, member = name.partition(":")
@@ -98,10 +85,7 @@ def told(error: Exception) -> str:
 
 
 def find_callable(name: str, signature: str) -> Any:
-    """Return the callable object of a name.
-
-    Raises `CustomObjectError` if it cannot be imported or cannot be called.
-    """
+    """Return the callable object of a name."""
     found = find_custom(name)
     if not callable(found):
         raise CustomObjectError(
@@ -124,10 +108,7 @@ def name_in_module(thing: Any) -> str | None:
 
 
 def hold(thing: Any, label: str) -> str:
-    """Keep an object in this process, and return its name.
-
-    It replaces the one that was kept under the same label before.
-    """
+    """Keep an object in this process, and return its name."""
     name = f"{OBJECT}:{re.sub(r'[^A-Za-z0-9_]', '', label) or 'unnamed'}"
     HELD[name] = thing
     return name

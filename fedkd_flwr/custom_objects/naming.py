@@ -24,11 +24,8 @@ from fedkd_flwr.models.estimators import is_estimator, without_probabilities
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
 
-STRATEGY = "strategy"
-"""Key of a run config that names a method."""
-
-DIGITS = 12
-"""Hexadecimal digits of a digest that are part of a name."""
+STRATEGY = "strategy"  # key of a run config that names a method
+DIGITS = 12  # hexadecimal digits of a digest that are part of a name
 
 
 def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +90,6 @@ def _named(key: str, value: Any, names: dict[str, Any]) -> Any:
 
 
 def _name_of_object(value: Any, names: dict[str, Any]) -> str:
-    """Return the name of a callable or an estimator."""
     if name := name_in_module(value):
         return name
     label = f"{_label(value)}_{code_digest(value)[:DIGITS]}"

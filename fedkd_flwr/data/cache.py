@@ -20,11 +20,8 @@ from torch import Tensor
 
 from strategies.core.flower import log
 
-FOLDER_VARIABLE = "FEDKD_CACHE"
-"""Environment variable with the folder of the cache, or `OFF`."""
-
-OFF = "off"
-"""Value of `FOLDER_VARIABLE` that turns the cache off."""
+FOLDER_VARIABLE = "FEDKD_CACHE"  # environment variable with the folder of the cache, or `OFF`
+OFF = "off"  # value of `FOLDER_VARIABLE` that turns the cache off
 
 MOST_BYTES = 2 * 2**30
 """Maximum size of all files together: three times that of the built-in data sets."""
@@ -43,11 +40,7 @@ def cache_folder() -> Path | None:
 
 
 def read_array(path: Path, name: str) -> Tensor | None:
-    """Return an array of a file in the cache, mapped into memory; None if it is not there.
-
-    A damaged file is removed, so that it is written again. A change to it would be this process's
-    alone.
-    """
+    """Return an array of a cached file, mapped into memory; None if missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             array: Tensor = file.get_tensor(name)
@@ -67,10 +60,7 @@ def read_array(path: Path, name: str) -> Tensor | None:
 
 
 def keep_arrays(path: Path, arrays: Mapping[str, Tensor]) -> None:
-    """Write arrays into the cache; log a warning if that fails.
-
-    They are contiguous tensors on the CPU. A file that is there is replaced.
-    """
+    """Write arrays into the cache; log a warning if that fails."""
     checksums = {name: _checksum(array) for name, array in arrays.items()}
     try:
         # Only the owner may read the cache, since the data may be private.
@@ -88,10 +78,7 @@ def keep_arrays(path: Path, arrays: Mapping[str, Tensor]) -> None:
 
 
 def make_room(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Remove the files used longest ago until the others take no more than a number of bytes.
-
-    Raises `OSError` if a file cannot be removed.
-    """
+    """Remove the files used longest ago until the others take no more than a number of bytes."""
     found = []
     for path in folder.glob(f"*{ENDING}"):
         with contextlib.suppress(FileNotFoundError):  # another process makes room as well
@@ -105,12 +92,7 @@ def make_room(folder: Path, most_bytes: int = MOST_BYTES) -> None:
 
 
 def remove_all(folder: Path) -> tuple[int, int]:
-    """Remove all decoded images, so that no copy is left of images that were deleted.
-
-    Which file holds which images cannot be told from its name. The next run decodes again what is
-    still there. Return how many files were removed, and their bytes. Raises `OSError` if a file
-    cannot be removed.
-    """
+    """Remove all decoded images, as no name tells whose they are; return count and bytes."""
     sizes = []
     for path in folder.glob(f"*{ENDING}"):
         sizes.append(path.stat().st_size)

@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import OBJECT
-from fedkd_flwr.data.client_data import Parts
 from fedkd_flwr.data.clients import (
+    Parts,
     client_indices,
     client_parts,
     labels_of,
@@ -36,22 +36,16 @@ from fedkd_flwr.data.sources import ImageSet, load_images
 from fedkd_flwr.data.splits import read_split
 from strategies.core.flower import log
 
-CHANNELS = (1, 3, 4)
-"""How many channels an image has."""
+CHANNELS = (1, 3, 4)  # how many channels an image has
 
 FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
 """Splits that read `samples_per_class`."""
 
-Line = tuple[int, str]
-"""A level of the log, and what is said at it."""
+Line = tuple[int, str]  # a level of the log, and what is said at it
 
 
 def check_data(plan: DataPlan, public_size: int = 0) -> None:
-    """Refuse data that cannot be loaded or split; say what was read, and what is suspicious.
-
-    `public_size` is P, 0 if the method uses no public samples. Raises `DataError` if a data set is
-    missing, the split over or inside clients cannot be met, or the public set is smaller than P.
-    """
+    """Refuse data that cannot be loaded or split; say what was read, and what is suspicious."""
     read_split(plan.settings.split)
     for level, line in _lines_about(plan, public_size):
         log(level, "%s", line)
@@ -153,11 +147,7 @@ def _is_repeatable(name: str) -> bool:
 
 
 def warnings_about_copies(samples: Tensor, clients: Sequence[Parts], public: Tensor) -> list[str]:
-    """Return how many samples are copies of training samples, one sentence for each place.
-
-    Samples are (n, ...); each client has the positions of its training, validation and test
-    samples. Public samples are (pool, ...).
-    """
+    """Return how many samples are copies of training samples, one sentence for each place."""
     digests = np.array([digest.hex() for digest in digests_of(samples)])
     counts = [int(np.isin(digests[test], digests[train]).sum()) for train, _, test in clients]
     warnings = []
@@ -178,11 +168,7 @@ def warnings_about_copies(samples: Tensor, clients: Sequence[Parts], public: Ten
 
 
 def _lines_about_public_set(settings: DataSettings) -> Iterator[Line]:
-    """Compare the scales of private data and of another data set that is public; say what it is.
-
-    A warning says if custom floats, which keep their scale, meet images, which are scaled to -1..1.
-    Raises `DataError` if the statistics of the one kind would scale the other.
-    """
+    """Compare the scales of private data and of another data set that is public; say what it is."""
     names = settings.dataset, settings.public_dataset
     formats = settings.data_format, settings.public_data_format
     ranges = [
@@ -213,7 +199,6 @@ def _lines_about_public_set(settings: DataSettings) -> Iterator[Line]:
 
 
 def _float_range(name: str, data_root: str, data_format: DataFormat) -> tuple[float, float] | None:
-    """Return the least and the largest number of floating-point data; None for images."""
     if name in DATASETS:
         return None
     samples = load_images(name, data_root, data_format).images

@@ -5,7 +5,11 @@ node of a federation derive the same data without exchanging any.
 """
 
 import functools
+import hashlib
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,27 +17,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.client_data import ClientData, Indices, Parts
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
-from fedkd_flwr.data.custom_data import content_digest
-from fedkd_flwr.data.custom_partition import call_for_partition
-from fedkd_flwr.data.natural_split import split_naturally, test_positions
-from fedkd_flwr.data.partitioners import partition_indices
-from fedkd_flwr.data.public import (
-    number_in_common,
-    public_images,
-    public_subset,
-    split_public,
+from fedkd_flwr.data.custom_data import call_for_partition, content_digest
+from fedkd_flwr.data.natural_split import (
+    names_of_clients,
+    owners_of,
+    split_naturally,
+    test_positions,
 )
+from fedkd_flwr.data.partitioners import partition_indices
+from fedkd_flwr.data.public import number_in_common, public_images, public_subset, split_public
 from fedkd_flwr.data.registry import (
     BY_COLUMN,
     BY_FILE,
     DATASETS,
     HELD_OUT,
     NO_PUBLIC_SET,
-    PFLLIB,
     SYMMETRIC,
     DataError,
+    Shape,
     reads_data,
 )
 from fedkd_flwr.data.scaling import (
@@ -45,16 +47,95 @@ from fedkd_flwr.data.scaling import (
     statistics_in,
 )
 from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
-from fedkd_flwr.data.sources import ImageSet, load_images, load_labels, load_node_data
+from fedkd_flwr.data.sources import ImageSet, OwnData, load_images, load_labels, load_node_data
 from fedkd_flwr.data.splits import split_client, stratified_order
 from fedkd_flwr.data.storage import share_samples
+from strategies.core.metrics import Split
 from strategies.core.randomness import random_generator
+
+Indices = NDArray[np.int64]  # positions of samples, sorted
+Parts = tuple[Indices, Indices, Indices]  # positions of training, validation and test samples
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """The private data of one client and the public pool (pool, ...), on the device.
+
+    A part's samples are read and scaled when they are first used, so that a client that is never
+    sampled costs its positions alone. `in_public` counts a node's own samples that are in the pool
+    too.
+    """
+
+    samples: ImageSet
+    positions: Parts
+    scaling: Scaling
+    device: str
+    public_images: Tensor
+    classes: int
+    in_public: int = 0
+
+    @property
+    def num_train(self) -> int:
+        """D_n, the number of private training samples."""
+        return len(self.positions[0])
+
+    # Samples (n, ...) as a model sees them, float32, and labels (n,), int64.
+    train_images = cached_property[Tensor](lambda self: self._images(0))
+    validation_images = cached_property[Tensor](lambda self: self._images(1))
+    test_images = cached_property[Tensor](lambda self: self._images(2))
+    train_labels = cached_property[Tensor](lambda self: self._labels(0))
+    validation_labels = cached_property[Tensor](lambda self: self._labels(1))
+    test_labels = cached_property[Tensor](lambda self: self._labels(2))
+
+    @property
+    def evaluated_splits(self) -> dict[Split, tuple[Tensor, Tensor]]:
+        """Images and labels that a model is evaluated on, by split; empty splits are left out."""
+        splits: dict[Split, tuple[Tensor, Tensor]] = {
+            "test": (self.test_images, self.test_labels),
+            "validation": (self.validation_images, self.validation_labels),
+        }
+        return {split: data for split, data in splits.items() if len(data[1])}
+
+    def _images(self, part: int) -> Tensor:
+        read = self.samples.images[torch.from_numpy(self.positions[part])]
+        return self.scaling(read).to(self.device)
+
+    def _labels(self, part: int) -> Tensor:
+        return self.samples.labels[torch.from_numpy(self.positions[part])].to(self.device)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Numbers of training, validation and test samples."""
+        train, validation, test = map(len, self.positions)
+        return train, validation, test
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all images as float32, once they are read."""
+        return 4 * math.prod(self.shape) * sum(self.sizes)
+
+    @property
+    def shape(self) -> Shape:
+        """Of a sample: channels, height and width of an image."""
+        return tuple(self.samples.images.shape[1:])
+
+    def described(self) -> str:
+        """Return how many samples each part has, and how a node's own images were read."""
+        train, validation, test = self.sizes
+        told = f"{train} samples to train, {validation} to validate, {test} to test"
+        read = self.samples.said if isinstance(self.samples, OwnData) else ""
+        return f"{told} ({read})" if read else told
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Training samples of each class, shape (K,), int64."""
+        return torch.bincount(self.train_labels, minlength=self.classes)
+
 
 BYTES_KEPT = 2**30
 """Bytes of clients' samples that a process keeps as tensors; those of others are built again."""
 
-PLANS_KEPT = 2
-"""Data plans whose tensors a process keeps; more would fill the device in a sweep."""
+PLANS_KEPT = 2  # data plans whose tensors a process keeps; more would fill the device in a sweep
 
 
 def labels_of(settings: DataSettings) -> NDArray[np.int64]:
@@ -70,7 +151,6 @@ def images_of(settings: DataSettings) -> ImageSet:
 @reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
-    """Return the private and the held-out positions in the data set."""
     settings = plan.settings
     labels = labels_of(settings)
     pool = np.arange(len(labels))
@@ -86,11 +166,7 @@ def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
 @reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def client_indices(plan: DataPlan) -> list[Indices]:
-    """Return the positions of each client's samples in the data set, from labels alone.
-
-    N sorted arrays; none holds a sample of another or of the held-out public set. Raises
-    `DataError` if the data set is missing or cannot be split as asked.
-    """
+    """Return the sorted positions of each client's samples, disjoint and not held out."""
     settings = plan.settings
     private, _ = _split_pool(plan)
     if len(private) < plan.num_clients:
@@ -112,10 +188,7 @@ def client_indices(plan: DataPlan) -> list[Indices]:
 
 
 def client_parts(plan: DataPlan, partition_id: int) -> Parts:
-    """Return the positions of a client's train, validation and test samples in the data set.
-
-    Raises `DataError` if the data set is missing, or cannot be split as asked.
-    """
+    """Return the positions of a client's train, validation and test samples in the data set."""
     known = _loaded(plan).parts
     if partition_id not in known:
         settings, own = plan.settings, client_indices(plan)[partition_id]
@@ -131,20 +204,14 @@ def client_parts(plan: DataPlan, partition_id: int) -> Parts:
 @reads_data
 @functools.lru_cache(maxsize=2)
 def load_private(settings: DataSettings) -> ImageSet:
-    """Return the whole private data set, after checking it against the settings.
-
-    Raises `DataError` if it cannot be loaded, or custom data have another shape or other classes.
-    """
+    """Return the whole private data set, after checking it against the settings."""
     everything = images_of(settings)
     settings.check_custom_data(tuple(everything.images.shape[1:]), everything.classes)
     return everything
 
 
 def public_pool_size(settings: DataSettings) -> int:
-    """Return how many samples the public set has, before an image is decoded.
-
-    Raises `DataError` if the public data set is missing or shares samples with the private one.
-    """
+    """Return how many samples the public set has, before an image is decoded."""
     if settings.public_dataset == NO_PUBLIC_SET:
         return 0
     if settings.public_dataset == HELD_OUT:
@@ -173,7 +240,7 @@ class _Loaded:
     clients: dict[tuple[int, str, Grouping, str], ClientData] = field(default_factory=dict)
     kept: int = 0
 
-    @functools.cached_property
+    @cached_property
     def public_images(self) -> Tensor:
         samples, scaling = public_set(self.plan), scaling_of_plan(self.plan)
         return scaled_as_public(self.plan.settings, samples, scaling).to(self.plan.device)
@@ -199,11 +266,10 @@ def scaling_of_plan(plan: DataPlan) -> Scaling:
     """Return how samples are scaled, private and public ones and those of all clients alike.
 
     ``auto`` standardizes by the training samples of all clients, or, where they are on nodes alone,
-    by the public set. Raises `DataError` if these cannot be loaded.
+    by the public set.
     """
     settings = plan.settings
-    is_prepared = settings.dataset in DATASETS or settings.dataset.startswith(PFLLIB)
-    if settings.input_scaling != AUTO or is_prepared:
+    if settings.input_scaling != AUTO or settings.dataset in DATASETS:
         return scaling_of(settings)
     samples = load_private(settings).images if plan.reads_dataset else public_set(plan)
     if not samples.is_floating_point() or not len(samples):
@@ -236,10 +302,7 @@ def _scaling_of_node(plan: DataPlan, own: Tensor, statistics: str) -> Scaling:
 @reads_data
 @functools.lru_cache(maxsize=PLANS_KEPT)
 def hash_of_public_pool(plan: DataPlan) -> str:
-    """Return the hash of the whole public pool, by which machines compare their pools.
-
-    Empty without a public set.
-    """
+    """Return the hash of the whole public pool, by which machines compare their pools."""
     pool = public_pool(plan)
     return content_digest(pool) if len(pool) else ""
 
@@ -251,21 +314,14 @@ def _loaded(plan: DataPlan) -> _Loaded:
 
 
 def public_pool(plan: DataPlan) -> Tensor:
-    """Return the whole public pool, one tensor for all clients of the process.
-
-    Shape (pool, channels, height, width), float32 on the device; no rows without a public set.
-    Raises `DataError` if the public data set is missing or shares samples with the private one.
-    """
+    """Return the public pool, (pool, ...) float32; all clients share one tensor."""
     return _loaded(plan).public_images
 
 
 @reads_data
 @functools.lru_cache(maxsize=2)
 def public_samples(plan: DataPlan, size: int, server_round: int) -> Tensor:
-    """Return the public subset of a round, one tensor for all clients of the process.
-
-    Shape (P, channels, height, width), float32 on the device.
-    """
+    """Return the public subset of a round, (P, ...) float32; all clients share one tensor."""
     pool = public_pool(plan)
     subset = public_subset(len(pool), size, plan.seed, server_round)
     return pool[torch.from_numpy(subset).to(pool.device)]
@@ -280,11 +336,8 @@ def load_client(
 ) -> ClientData:
     """Return the data of one client; the second call costs nothing, up to `BYTES_KEPT`.
 
-    `data_path` is a node's own folder of images or Parquet file, as `load_node_data` takes it,
-    instead of a share of the data set. It is split by content, so that samples keep their part
-    while others come and go (`fedkd_flwr.data.content_split`). `statistics` is a file by which
-    it may be scaled, see `statistics_in`. Raises `DataError` if the data is
-    missing or cannot be split as asked.
+    `data_path` is a node's own data, which are split by content: samples keep their part while
+    others come and go. `statistics` is a file by which they may be scaled, see `statistics_in`.
     """
     plan = plan.at_node(data_path)
     loaded, key = _loaded(plan), (partition_id, data_path, grouping, statistics)
@@ -330,3 +383,52 @@ def _with_evaluated_split(parts: Parts, settings: DataSettings) -> Parts:
     """Put the split that results are measured on in place of the test split."""
     train, validation, test = parts
     return train, validation, validation if settings.evaluated_split == "validation" else test
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """What a run directory records of its data."""
+
+    digests: dict[str, str]
+    split: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, plan: DataPlan) -> "DataRecord":
+        """Return the record of a run's data."""
+        return cls(data_digests(plan), split_record(plan))
+
+
+def data_digests(plan: DataPlan) -> dict[str, str]:
+    """Return SHA-256 digests by which another split, or other content of own data, is noticed."""
+    settings = plan.settings
+    digests = {"split": _digest_of_indices(client_indices(plan))}
+    if settings.dataset not in DATASETS:
+        private = images_of(settings)
+        digests["dataset"] = content_digest(private.images, private.labels)
+    if settings.public_dataset not in (*DATASETS, HELD_OUT, NO_PUBLIC_SET):
+        name, data_format = settings.public_dataset, settings.public_data_format
+        public = load_images(name, settings.data_root, data_format)
+        digests["public-dataset"] = content_digest(public.images, public.labels)
+    return digests
+
+
+def split_record(plan: DataPlan) -> list[dict[str, Any]]:
+    """Return a line for each client: how many samples it holds, and a digest of which."""
+    rows: list[dict[str, Any]] = [
+        {"partition_id": n, "samples": len(indices), "sha256": _digest_of_indices([indices])}
+        for n, indices in enumerate(client_indices(plan))
+    ]
+    if plan.settings.partition in (BY_COLUMN, BY_FILE):
+        names = owners_of(plan.settings).names
+        of_clients = names_of_clients(plan.settings, plan.num_clients, plan.seed)
+        for row, own in zip(rows, of_clients, strict=True):
+            row["values"] = [names[n] for n in own]
+    return rows
+
+
+def _digest_of_indices(shares: list[NDArray[np.int64]]) -> str:
+    digest = hashlib.sha256()
+    for share in shares:
+        digest.update(len(share).to_bytes(8, "little"))
+        digest.update(share.astype("<i8").tobytes())
+    return digest.hexdigest()

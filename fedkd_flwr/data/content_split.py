@@ -28,19 +28,17 @@ from strategies.core.randomness import random_generator
 SALT = "fedkd-flwr own-split 1\n"
 """Begins what is hashed to a place. Another salt would move samples between parts."""
 
-TRAIN, VALIDATION, TEST, UNUSED = range(4)
-"""The parts, in the order of `PART_NAMES`."""
+TRAIN, VALIDATION, TEST, UNUSED = range(4)  # the parts, in the order of `PART_NAMES`
 
 PART_NAMES = ("training", "validation", "test", "unused")
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """How the operator of a node tells which samples belong together, such as those of a patient.
+    """How a node's operator tells which samples belong together, such as those of a patient.
 
-    By a column of a table with the group of each row, or by a regular expression that finds the
-    group in the path of a file below its class folder; its first parenthesis if it has one. Raises
-    `DataError` if both are set, or the pattern is no regular expression.
+    By a column of a table, or by a regular expression that finds the group in a file's path; its
+    first parenthesis if it has one.
     """
 
     column: str = ""
@@ -55,8 +53,7 @@ class Grouping:
             raise DataError(f"group-pattern is not a regular expression: {error}") from error
 
 
-UNGROUPED = Grouping()
-"""Each sample stands for itself."""
+UNGROUPED = Grouping()  # each sample stands for itself
 
 
 def content_keys(contents: Iterable[bytes]) -> list[str]:
@@ -65,11 +62,7 @@ def content_keys(contents: Iterable[bytes]) -> list[str]:
 
 
 def groups_of_files(paths: Sequence[PurePath], pattern: str) -> list[str]:
-    """Return the group of each file, as a pattern finds it in the path below the class folder.
-
-    Raises `DataError` if the pattern does not fit all. The message has no name of a file, since it
-    leaves the node.
-    """
+    """Return the group of each file by a pattern; an error names no file, as it may leave."""
     found = [re.search(pattern, path.as_posix()) for path in paths]
     groups = [match and (match[1] if match.re.groups else match[0]) for match in found]
     fitting = [group for group in groups if group is not None]
@@ -88,14 +81,11 @@ def parts_by_content(
     folders: Sequence[str] = (),
     kind: str = "samples",
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Split samples into train, validation and test by their keys.
+    """Split samples into train, validation and test by their keys; return sorted positions.
 
     Samples with one key share a part, and a part with a percentage above 0 has at least one sample.
-    `folders` says ``train`` or ``test`` of each sample where the operator has both; those of
-    ``train`` are divided into train and validation in the proportion of the percentages. `kind`
-    names the keys in messages. Return sorted positions. Raises `DataError` if the percentages are
-    no split, there are too few keys, or the operator's ``test`` is empty or shares a group with
-    ``train``.
+    `folders` says ``train`` or ``test`` of each sample where the operator has both. `kind` names
+    the keys in messages.
     """
     # Not the seed of the run: a sample keeps its part in runs of every seed.
     generator = random_generator(0, "client-split", partition_id)

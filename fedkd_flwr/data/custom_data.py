@@ -1,6 +1,7 @@
 """Custom data, as a function returns it: samples of any shape, and their classes."""
 
 import hashlib
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,11 +20,10 @@ TAKES_MISSING = "sklearn.ensemble:HistGradientBoostingClassifier"
 
 
 class OwnArrays(NamedTuple):
-    """Custom data, checked.
+    """Custom data, checked: samples (n, ...) float32, missing values NaN, or uint8 images.
 
-    Samples (n, ...) are float32, missing values NaN; uint8 images (n, 1 or 3, height, width) stay
-    as they are. Labels (n,) are int64, at least 0. Clients (n,) are the names or whole numbers of
-    those to whom the samples belong; None where the data do not say.
+    Labels (n,) are int64, at least 0. Clients (n,) are names or whole numbers; None where the data
+    do not say.
     """
 
     samples: Tensor
@@ -40,12 +40,7 @@ class OwnArrays(NamedTuple):
 
 
 def call_for_data(name: str) -> OwnArrays:
-    """Call a function for its data.
-
-    It has to return the same data in the same order wherever it is called: samples, labels, and if
-    need be clients. Raises `DataError` if it cannot be imported or called, or returns anything
-    else; in one sentence.
-    """
+    """Call a function for its data, which have to be the same wherever it is called."""
     try:
         load = find_callable(name, SIGNATURE)
     except CustomObjectError as error:
@@ -59,10 +54,7 @@ def call_for_data(name: str) -> OwnArrays:
 
 
 def as_data_set(name: str, given: object) -> OwnArrays:
-    """Return samples, labels and clients, after checking them.
-
-    Raises `DataError` if they are something else; in one sentence.
-    """
+    """Return samples, labels and clients, after checking them."""
     if not isinstance(given, tuple | list) or len(given) not in (2, 3):
         raise DataError(f"{name} returned a {type(given).__name__}; it should be {SIGNATURE}")
     samples = _tensor(name, given[0])
@@ -72,10 +64,7 @@ def as_data_set(name: str, given: object) -> OwnArrays:
 
 
 def joined_data_set(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> OwnArrays:
-    """Return the samples and labels of several files as one data set, after checking them.
-
-    Raises `DataError` as of `as_data_set`, or if the files have samples of several shapes.
-    """
+    """Return the samples and labels of several files as one data set, after checking them."""
     shapes = sorted({samples.shape[1:] for samples, _ in pairs})
     if len(shapes) > 1:
         raise DataError(f"{name} has samples of several shapes: {shapes}")
@@ -83,10 +72,7 @@ def joined_data_set(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]
 
 
 def require_complete(samples: Tensor, name: str, model: str) -> None:
-    """Refuse missing values, which no network takes.
-
-    Raises `DataError` with their number.
-    """
+    """Refuse missing values, which no network takes."""
     if incomplete := int(samples.isnan().flatten(1).any(dim=1).sum()):
         raise DataError(
             f"{incomplete} of {len(samples)} samples of {name} have missing values, which {model} "
@@ -96,11 +82,7 @@ def require_complete(samples: Tensor, name: str, model: str) -> None:
 
 
 def content_digest(*tensors: Tensor) -> str:
-    """Return the SHA-256 of type, shape and content of tensors, 64 hexadecimal digits.
-
-    For example samples and labels of a data set, or public images: two nodes find out by it that
-    their pools differ.
-    """
+    """Return the SHA-256 of type, shape and content of tensors, to compare pools by."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -167,3 +149,77 @@ def _checked_clients(name: str, given: Any, labels: Tensor) -> NDArray[np.generi
             f"the whole number of a client for each of the {len(labels)} samples"
         )
     return clients
+
+
+SPLIT_SIGNATURE = "(labels, num_clients, seed) -> list of index arrays"
+
+POSITIONS = "positions"
+"""Name of a parameter that a split may have besides: where its samples are in the data set."""
+
+
+def call_for_partition(
+    name: str, labels: NDArray[np.int64], num_clients: int, seed: int, positions: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """Call a function for a split, and check that it returns it at a second call too.
+
+    `positions` (n,) are those of the samples in the data set, for a function with such a parameter.
+    """
+    try:
+        split = find_callable(name, SPLIT_SIGNATURE)
+    except CustomObjectError as error:
+        raise DataError(f"partition: {error}") from error
+    try:
+        asks = POSITIONS in inspect.signature(split).parameters
+        more = {POSITIONS: positions.copy()} if asks else {}
+        returned, again = (list(split(labels.copy(), num_clients, seed, **more)) for _ in range(2))
+    # A user's function may raise anything.
+    except Exception as error:
+        raise DataError(f"partition {name} fails: {told(error)}") from error
+    if len(returned) != num_clients:
+        raise DataError(
+            f"partition {name} returns {len(returned)} index arrays for {num_clients} clients; it "
+            f"should be {SPLIT_SIGNATURE}"
+        )
+    shares = [
+        _checked(f"partition {name}: client {client}", share, len(labels))
+        for client, share in enumerate(returned)
+    ]
+    _require_disjoint(name, shares, len(labels))
+    if not all(map(np.array_equal, returned, again)):
+        raise DataError(
+            f"partition {name} returns another split at each call: draw with "
+            "numpy.random.default_rng(seed) inside of it"
+        )
+    return shares
+
+
+def _checked(owner: str, share: object, num_samples: int) -> NDArray[np.int64]:
+    try:
+        indices = np.asarray(share)
+    except ValueError as error:
+        raise DataError(f"{owner} has no array of indices ({error})") from error
+    if indices.size == 0:
+        raise DataError(f"{owner} has no sample; every client needs some")
+    if indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
+        raise DataError(
+            f"{owner} has an array {indices.shape} of {indices.dtype}; it should be whole numbers "
+            "(samples,)"
+        )
+    if indices.min() < 0 or indices.max() >= num_samples:
+        raise DataError(
+            f"{owner} has indices from {indices.min()} to {indices.max()}; allowed are 0 to "
+            f"{num_samples - 1}"
+        )
+    return np.sort(indices.astype(np.int64))
+
+
+def _require_disjoint(name: str, shares: list[NDArray[np.int64]], num_samples: int) -> None:
+    owners = np.bincount(np.concatenate(shares), minlength=num_samples)
+    if owners.max() <= 1:
+        return
+    sample = owners.argmax()
+    clients = [n for n, share in enumerate(shares) for _ in range((share == sample).sum())]
+    raise DataError(
+        f"partition {name}: sample {sample} belongs to the clients "
+        f"{', '.join(map(str, clients))}; each sample may have one owner"
+    )

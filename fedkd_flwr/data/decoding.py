@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-UNSCALED_MODES = ("I", "F")
-"""Pillow's modes of images whose black and white are not known."""
+UNSCALED_MODES = ("I", "F")  # Pillow's modes of images whose black and white are not known
 
 GRAY_MODES = ("1", "L", "LA", "La")
 """Pillow's modes of images without color, besides those of 16 bits."""
@@ -41,10 +40,10 @@ ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)
 
 @dataclass(frozen=True)
 class Levels:
-    """What the pixels of a set of images mean beyond eight bits of color.
+    """What pixels mean beyond eight bits of color.
 
     `white` is the largest number in images of 16 bits, which becomes 255. `background` is the gray
-    behind transparent images: 255 (white), or 0 where their content is light.
+    behind transparent images: 255, or 0 where their content is light.
     """
 
     white: int = 65535
@@ -53,11 +52,7 @@ class Levels:
 
 @dataclass(frozen=True, eq=False)
 class DecodedImages:
-    """Images of one shape, (n, channels, height, width) uint8, and how they were brought to it.
-
-    `levels` are those of images of 16 bits and transparent ones, `notes` say how images were
-    changed, in a few words each, and `warning` what is suspicious about them; empty if nothing is.
-    """
+    """Images (n, channels, height, width) uint8, and how they were brought to this shape."""
 
     images: Tensor
     levels: Levels
@@ -108,12 +103,10 @@ def decode_images(
     names: Sequence[str] | None = None,
     levels: Levels | None = None,
 ) -> DecodedImages:
-    """Decode image files (PNG, JPEG, BMP, TIFF or WebP) to one shape.
+    """Decode image files to one shape; errors call them by `names`.
 
-    An empty `shape` stands for the median height and width, in color if any image has color;
-    errors call images by `names`. `levels` are found in the images where they are not given. Raises
-    `DataError` if the shape is no image's, one of the files cannot be decoded, or sizes differ so
-    much that the shape has to be chosen.
+    An empty `shape` stands for the median height and width, in color if any image has color. Levels
+    that are not given are found in the images.
     """
     if shape and (len(shape) != 3 or shape[0] not in (1, 3)):
         raise DataError(f"images cannot have the shape {shape}; it is 1 or 3, height and width")
@@ -190,7 +183,6 @@ def _levels_of(encoded: Sequence[bytes], headers: Sequence[_Header]) -> Levels:
 
 
 def _common_shape(headers: Sequence[_Header]) -> tuple[Shape, str]:
-    """Return the shape that fits all images best, and a warning if they have several sizes."""
     channels = 1 if all(header.is_gray for header in headers) else 3
     heights, widths = zip(*(header.size for header in headers), strict=True)
     height, width = (statistics.median_low(sides) for sides in (heights, widths))
@@ -215,7 +207,6 @@ def _common_shape(headers: Sequence[_Header]) -> tuple[Shape, str]:
 
 
 def _notes(headers: Sequence[_Header], levels: Levels, shape: Shape) -> tuple[str, ...]:
-    """Return in a few words how images were changed."""
     wide = sum(header.is_wide for header in headers)
     transparent = sum(header.is_transparent for header in headers)
     gray = sum(header.is_gray for header in headers)
@@ -259,10 +250,7 @@ def _pixels(image: "Image.Image", header: _Header, levels: Levels) -> NDArray[An
 
 
 def convert_images(images: Tensor, shape: Shape) -> Tensor:
-    """Bring images to another shape: gray or color, and resized bilinearly.
-
-    From (n, 1 or 3, any height, any width) to (n, channels, height, width), uint8.
-    """
+    """Bring images (n, 1 or 3, ...) to a shape, uint8: gray or color, resized bilinearly."""
     channels, height, width = shape
     if channels < images.shape[1]:
         weights = torch.tensor(GRAY_WEIGHTS).view(1, 3, 1, 1)

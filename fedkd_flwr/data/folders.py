@@ -8,9 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path, PurePath
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedkd_flwr.data.registry import CLIENTS, FOLDER, DataError, DataFormat
-from fedkd_flwr.data.storage import is_tools, part_kind, parts_of, subfolders
+from fedkd_flwr.data.storage import TEST, is_tools, part_kind, parts_of, subfolders
 from strategies.core.flower import log
 
 IMAGE_FORMATS = {
@@ -33,10 +37,7 @@ def by_number(path: Path) -> tuple[int, str]:
 
 
 def tables_at(path: Path) -> list[Path]:
-    """Return the tables at a path: a Parquet file, an Arrow folder, or a folder of those.
-
-    Empty where there is none, as in a folder of images.
-    """
+    """Return the tables at a path: a Parquet file, an Arrow folder, or a folder of those."""
     if path.is_file():
         return [path]
     folders = [path, *sorted(path.glob("*/"), key=by_number)]
@@ -45,12 +46,7 @@ def tables_at(path: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file of a labeled folder.
-
-    Its class is 0 without classes; `client` is in which of the clients' folders it lies, 0 in a
-    folder of one. `part` is of `fedkd_flwr.data.storage.PART_KINDS`, empty without parts. `path` is
-    that below the class folder, such as ``P07_scan3.png`` or ``P07/scan3.png``.
-    """
+    """An image of a labeled folder, its client and part, and its path in the class folder."""
 
     file: Path
     label: int = 0
@@ -71,10 +67,9 @@ class FoundImages:
 def find_images(path: Path, roots: Sequence[Path], data_format: DataFormat) -> FoundImages:
     """Return the images of folders with one folder a class, and their classes.
 
-    `roots` are `path` itself, or the folders of clients in it. Parts such as ``train`` and
-    ``Testing``, each with one folder a class, are pooled. Classes are numbered together, so that a
-    class that one part or client lacks does not shift the others. Raises `DataError` if there are
-    no class folders, one has files and no image, or folders may be those of clients.
+    `roots` are `path` itself, or the folders of clients in it. Parts such as ``train`` are pooled.
+    Classes are numbered together, so that one that a part or client lacks does not shift the
+    others.
     """
     if not data_format.labeled:
         return _find_unlabeled(roots)
@@ -114,11 +109,7 @@ def _find_unlabeled(roots: Sequence[Path]) -> FoundImages:
 
 
 def class_names(data_path: str, classes: int, label_column: str = "") -> list[str]:
-    """Return the names of a node's classes in the order of their numbers.
-
-    The names of the class folders, or those that a table records for its labels. Empty where
-    classes are numbered, or nothing names all of them.
-    """
+    """Return the names of a node's classes by their numbers; empty unless all of them have one."""
     path = Path(data_path).expanduser()
     if not data_path or not path.exists():
         return []
@@ -154,10 +145,7 @@ def _warn_of_merged(names: Mapping[Path, str]) -> None:
 
 
 def _names_of_classes(folders: Sequence[Path]) -> dict[Path, str]:
-    """Return the class of each folder: the first name that differs in case alone, in one form.
-
-    macOS writes ``é`` as two characters, and archives from Windows mix ``Ant`` and ``ant``.
-    """
+    """Return the class of each folder, the same for names that differ in case alone."""
     first: dict[str, str] = {}
     seen: dict[tuple[Path, str], Path] = {}
     names = {}
@@ -211,12 +199,10 @@ def _require_one_reading(
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return some names in one line."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _class_numbers(path: Path, names: Collection[str], classes: int) -> dict[str, int]:
-    """Return the number of each class by the name of its folder."""
     if not names:
         raise DataError(f"{str(path)!r} has no folders; it needs one for each class")
     if all(name.isdecimal() for name in names):
@@ -244,11 +230,7 @@ def _counted(suffixes: Counter[str]) -> list[str]:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Return the files with the suffix of an image, except hidden ones.
-
-    Links to folders are not followed, since a public folder could lead to the private images. A
-    warning names the first of them.
-    """
+    """Return the images below a folder. Links are not followed: they may lead to private ones."""
     return _files_in(folder)[0]
 
 
@@ -270,3 +252,122 @@ def _is_image(path: Path) -> bool:
 def _is_hidden(file: Path) -> bool:
     *folders, name = file.parts
     return name.startswith(".") or any(map(is_tools, folders))
+
+
+TABLES, ARRAYS = (".parquet", ".csv"), (".npz",)
+"""Suffixes of files that a client can have besides images."""
+
+MOST_NAMED = 10  # most classes or clients that are counted one by one in the line on what was read
+
+SAMPLES, LABELS = ("x", "samples", "images", "data"), ("y", "labels", "label", "targets")
+"""Names of the two arrays in a NumPy file, in any case."""
+
+
+@dataclass(frozen=True, eq=False)
+class Owners:
+    """Which client (n,) has each sample, from 0, and whether it is for testing (n,).
+
+    Clients are named by their folder, file, or value of a column.
+    """
+
+    clients: NDArray[np.int64]
+    is_test: NDArray[np.bool_]
+    names: tuple[str | int, ...]
+
+    def __post_init__(self) -> None:
+        empty = sorted(set(range(len(self.names))) - set(self.clients.tolist()))
+        if empty:
+            raise DataError(
+                f"no sample is found of the client {self.names[empty[0]]!r}: sort its images into "
+                "a folder for each class, or remove its folder"
+            )
+
+    @classmethod
+    def named(cls, values: NDArray[np.generic]) -> Self:
+        """Return the owners of samples by a name or whole number of each, (n,)."""
+        names, clients = np.unique(values, return_inverse=True)
+        return cls(clients, np.zeros(len(values), dtype=bool), tuple(names.tolist()))
+
+    @property
+    def of_samples(self) -> NDArray[np.generic]:
+        """The name of each sample's client, shape (n,)."""
+        return np.array(self.names)[self.clients]
+
+    def described(self) -> str:
+        """Return how many samples each client has, or how many clients there are."""
+        if len(self.names) > MOST_NAMED:
+            return f"{len(self.names)} clients"
+        counts = np.bincount(self.clients, minlength=len(self.names)).tolist()
+        told = [f"{name} {count}" for name, count in zip(self.names, counts, strict=True)]
+        return f"{len(told)} clients: {', '.join(told)}"
+
+
+def places_of_clients(path: Path) -> list[Path]:
+    """Return the folder or file of each client, ``client_2`` before ``client_10``."""
+    if not path.is_dir():
+        raise DataError(f"there is no folder {str(path)!r}")
+    folders = subfolders(path)
+    if folders and all(part_kind(folder.name) for folder in folders):
+        raise DataError(
+            f"{str(path)!r} has the folders {', '.join(folder.name for folder in folders)}, which "
+            f"are parts of a data set: it needs a folder for each client, such as north/train; or "
+            f"set dataset to {FOLDER}{path}"
+        )
+    places = folders or _files_of(path, (*TABLES, *ARRAYS))
+    if not places:
+        raise DataError(
+            f"{CLIENTS}{path} needs a folder for each client, or a file "
+            f"({', '.join((*TABLES, *ARRAYS))}) for each"
+        )
+    return sorted(places, key=by_number)
+
+
+def files_of_clients(places: Sequence[Path]) -> list[list[Path]]:
+    """Return the tables or NumPy files of each client; nothing where they have images."""
+    found = [
+        [place] if place.is_file() else tables_at(place) or _files_of(place, (*TABLES, *ARRAYS))
+        for place in places
+    ]
+    kinds = {
+        place.name: {file.suffix.lower() if file.is_file() else "Arrow folders" for file in files}
+        or {"images"}
+        for place, files in zip(places, found, strict=True)
+    }
+    if len(set[str]().union(*kinds.values())) > 1:
+        told = "; ".join(f"{name}: {', '.join(sorted(kind))}" for name, kind in kinds.items())
+        raise DataError(f"clients have files of several kinds ({told}); all need the same")
+    return found if any(found) else []
+
+
+def owners_of_files(
+    places: Sequence[Path], files: Sequence[Sequence[Path]], sizes: Sequence[int]
+) -> Owners:
+    """Return whose samples are; those of files such as ``test.npz`` are for testing."""
+    of_files = [(client, file) for client, own in enumerate(files) for file in own]
+    clients = np.repeat([client for client, _ in of_files], sizes)
+    is_test = np.repeat([part_kind(file.stem) == TEST for _, file in of_files], sizes)
+    return Owners(clients, is_test, tuple(place.name for place in places))
+
+
+def _files_of(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    files = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in suffixes)
+    return [file for file in files if file.is_file() and not file.name.startswith(".")]
+
+
+def read_arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return samples and labels of a NumPy file with two arrays, such as ``x`` and ``y``."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name.lower(): file[name] for name in file.files}
+    # A damaged file raises errors of many kinds.
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{str(path)!r} cannot be read as arrays of NumPy: {text}") from error
+    samples = [arrays[name] for name in SAMPLES if name in arrays]
+    labels = [arrays[name] for name in LABELS if name in arrays]
+    if len(samples) != 1 or len(labels) != 1:
+        raise DataError(
+            f"{str(path)!r} has the arrays {', '.join(arrays)}: it needs samples as "
+            f"{' or '.join(SAMPLES)}, and labels as {' or '.join(LABELS)}"
+        )
+    return samples[0], labels[0]

@@ -6,15 +6,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkd_flwr.data.client_folders import Owners
-from fedkd_flwr.data.folders import tables_at
+from fedkd_flwr.data.folders import Owners, tables_at
 from fedkd_flwr.data.registry import (
     BY_FILE,
     CLIENTS,
     FOLDER,
     HUB,
-    OF_CLIENTS,
-    PFLLIB,
     DataError,
     hub_id_of,
     is_function,
@@ -29,16 +26,11 @@ Indices = NDArray[np.int64]
 
 
 def owners_of(settings: DataSettings) -> Owners:
-    """Return whose each sample of the data set is.
-
-    Folders or files of clients tell, the column ``client-column``, or a function that returns
-    clients beside samples and labels. Raises `DataError` if nothing does, or a row of the column is
-    empty.
-    """
+    """Return whose each sample of the data set is."""
     name = settings.dataset
     if settings.partition == BY_FILE:
-        if not name.startswith(OF_CLIENTS):
-            raise DataError(f"partition = by-file needs dataset = {CLIENTS}PATH or {PFLLIB}PATH")
+        if not name.startswith(CLIENTS):
+            raise DataError(f"partition = by-file needs dataset = {CLIENTS}PATH")
     elif not is_function(name):
         if not settings.client_column:
             raise DataError(
@@ -87,7 +79,7 @@ def _owners_in_column(dataset: str, data_root: str, column: str) -> Owners:
 
 def test_positions(settings: DataSettings) -> Indices:
     """Return the positions of the samples that are test samples whatever ``client-split`` says."""
-    if not settings.dataset.startswith(OF_CLIENTS):
+    if not settings.dataset.startswith(CLIENTS):
         return np.empty(0, dtype=np.int64)
     return np.flatnonzero(owners_of(settings).is_test)
 
@@ -95,9 +87,8 @@ def test_positions(settings: DataSettings) -> Indices:
 def names_of_clients(settings: DataSettings, num_clients: int, seed: int) -> list[Indices]:
     """Return which names among those of `owners_of` each client has, by their positions.
 
-    Of files, client n has the n-th. Of values, too, if there are as many clients as values; with
-    fewer clients the values are spread over them at random, and their numbers differ by at most
-    one. Raises `DataError` if there are more clients than names.
+    Of files, client n has the n-th. With fewer clients than values, these are spread over them at
+    random, and their numbers differ by at most one.
     """
     number = len(owners_of(settings).names)
     if num_clients > number:
@@ -117,11 +108,7 @@ def names_of_clients(settings: DataSettings, num_clients: int, seed: int) -> lis
 def split_naturally(
     settings: DataSettings, private: Indices, num_clients: int, seed: int
 ) -> list[Indices]:
-    """Split samples by their owners.
-
-    Return N sorted arrays of positions in `private`, which holds positions in the data set. Raises
-    `DataError` if owners cannot be told, or a client would have no sample.
-    """
+    """Split samples by their owners into N sorted arrays of positions in `private`."""
     owners = owners_of(settings)
     shares = []
     for own in names_of_clients(settings, num_clients, seed):

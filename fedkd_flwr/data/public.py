@@ -20,11 +20,7 @@ from strategies.core.randomness import random_generator
 def split_public(
     num_samples: int, held_out: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Hold out a random part of the samples as the public set.
-
-    Return sorted positions, private and public; together they are 0..num_samples-1. Raises
-    `DataError` if nothing would be left for the clients.
-    """
+    """Hold out a random part of the samples; return positions, private and public."""
     if not 0 <= held_out < num_samples:
         raise DataError(
             f"cannot hold out {held_out} of {num_samples} samples as the public set; set "
@@ -38,11 +34,7 @@ def split_public(
 def public_images(
     name: str, shape: Shape, data_root: str = "", data_format: DataFormat = ANY
 ) -> Tensor:
-    """Return the images of another data set in the private shape, without their labels.
-
-    Shape (n, channels, height, width), uint8. Raises `DataError` if the data set is unknown or
-    missing.
-    """
+    """Return the images of another data set in the private shape, (n, ...) uint8."""
     images = load_images(name, data_root, data_format).images
     if images.shape[1:] == shape:
         return images
@@ -55,11 +47,7 @@ def public_images(
 
 
 def public_subset(pool_size: int, size: int, seed: int, server_round: int) -> NDArray[np.int64]:
-    """Return which public samples a round uses: the same on the server and on every client.
-
-    A method whose subset stays the same through the run asks for one fixed round. Shape (P,),
-    int64, sorted, no position twice. Raises `DataError` if the pool holds fewer than P samples.
-    """
+    """Return the sorted public samples (P,) of a round, the same on server and clients."""
     require_pool(pool_size, size)
     generator = random_generator(seed, "public-subset", server_round)
     return np.sort(generator.permutation(pool_size)[:size])
@@ -75,10 +63,7 @@ def require_pool(pool_size: int, size: int) -> None:
 
 
 def number_in_common(public: Tensor, own: Tensor) -> int:
-    """Return how many samples of a node's own data are in the public pool, by content.
-
-    Shapes (pool, ...) and (n, ...), of one type, on any device.
-    """
+    """Return how many samples of a node's own data are in the public pool, by content."""
     known = set(digests_of(public))
     return sum(digest in known for digest in digests_of(own)) if known else 0
 

@@ -1,10 +1,9 @@
 """The data sets and the partitions by name, without loading the code that reads or splits them."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from strategies.core.settings_groups import NoneOfTheAllowedError
@@ -12,20 +11,11 @@ from strategies.core.settings_groups import NoneOfTheAllowedError
 Shape = tuple[int, ...]
 """Of a sample: channels, height and width of an image; own data may have any."""
 
-DATA = ("dataset", "public-dataset")
-"""Keys of a run config that name data."""
-
-HELD_OUT = "held-out"
-"""Name of the public set that is a part of the private data set."""
-
-NO_PUBLIC_SET = "none"
-"""Name of the public set of a method that needs none."""
-
-MOST_CLASSES = 100_000
-"""Most classes of a data set; larger labels are identifiers and no classes."""
-
-SYMMETRIC = "symmetric"
-"""The ``input-scaling`` of images that needs no statistics of a data set."""
+DATA = ("dataset", "public-dataset")  # keys of a run config that name data
+HELD_OUT = "held-out"  # name of the public set that is a part of the private data set
+NO_PUBLIC_SET = "none"  # name of the public set of a method that needs none
+MOST_CLASSES = 100_000  # most classes of a data set; larger labels are identifiers and no classes
+SYMMETRIC = "symmetric"  # the ``input-scaling`` of images that needs no statistics of a data set
 
 
 class DataError(ValueError):
@@ -34,19 +24,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from and what it holds.
-
-    Attributes
-    ----------
-    hub_id : str
-        Name on the Hugging Face hub, and folder in a data root; empty for the bundled digits.
-    image_column, label_column : str
-        Columns of the images and of their classes.
-    shape : tuple of int
-        Channels, height and width; empty where the images tell.
-    classes : int
-        K, the number of classes; 0 where the labels tell.
-    """
+    """Where a data set comes from and what it holds; what is empty or 0 is found in the data."""
 
     hub_id: str
     image_column: str
@@ -71,61 +49,30 @@ PARTITIONS: dict[str, str] = {
     "dirichlet": "fedkd_flwr.data.partitioners:dirichlet",
     "dirichlet-clients": "fedkd_flwr.data.partitioners:dirichlet_clients",
     "two-groups": "fedkd_flwr.data.partitioners:two_groups",
-    "two-classes": "fedkd_flwr.data.chosen_classes:two_classes",
-    "k-classes": "fedkd_flwr.data.chosen_classes:k_classes",
-    "k-classes-grouped": "fedkd_flwr.data.chosen_classes:k_classes_grouped",
-    "lognormal-two-classes": "fedkd_flwr.data.chosen_classes:lognormal_two_classes",
+    "two-classes": "fedkd_flwr.data.partitioners:two_classes",
+    "k-classes": "fedkd_flwr.data.partitioners:k_classes",
+    "k-classes-grouped": "fedkd_flwr.data.partitioners:k_classes_grouped",
+    "lognormal-two-classes": "fedkd_flwr.data.partitioners:lognormal_two_classes",
 }
 """The splits over clients, by the name that a run config gives them; see `partition_indices`."""
 
 BY_COLUMN = "by-column"
 """The split by the values of a column, ``client-column``; see `fedkd_flwr.data.natural_split`."""
 
-BY_FILE = "by-file"
-"""The split of ``clients:PATH`` and ``pfllib:PATH``, a client for each folder or file; see
-`fedkd_flwr.data.natural_split`."""
+BY_FILE = "by-file"  # the split of ``clients:PATH``, a client for each folder or file
 
 
-HUB = "hf:"
-"""Prefix of the names of other data sets of the Hugging Face hub."""
-
-FOLDER = "folder:"
-"""Prefix of the names of folders on this machine."""
-
-PFLLIB = "pfllib:"
-"""Prefix of the names of folders with files of each client, as PFLlib and HtFLlib write them."""
-
-CLIENTS = "clients:"
-"""Prefix of the names of folders with a folder or a file of each client."""
-
-OF_CLIENTS = (CLIENTS, PFLLIB)
-"""Prefixes of data whose files tell which client has a sample."""
-
-ON_DISK = (FOLDER, *OF_CLIENTS)
-"""Prefixes of data on this machine."""
+HUB = "hf:"  # prefix of the names of other data sets of the Hugging Face hub
+FOLDER = "folder:"  # prefix of the names of folders on this machine
+CLIENTS = "clients:"  # prefix of the names of folders with a folder or a file of each client
+ON_DISK = (FOLDER, CLIENTS)  # prefixes of data on this machine
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class DataFormat:
-    """What a run config says about data that are not built in.
-
-    Attributes
-    ----------
-    image_column, label_column : str
-        Columns of images and classes where the data has them; empty to find them.
-    shape : tuple of int
-        Shape that images are brought to; empty for their median height and width.
-    classes : int
-        K; 0 to find it in the labels.
-    labeled : bool
-        Whether classes are needed; public data needs none.
-    feature_columns : tuple of str
-        Columns of numbers that make a sample; empty for all of a table without images.
-    client_column : str
-        Column that names clients, and so is none of the former.
-    """
+    """What a run config says about own data; what is empty or 0 is found in them."""
 
     image_column: str = ""
     label_column: str = ""
@@ -137,18 +84,14 @@ class DataFormat:
 
 
 def dataset_name(name: str) -> str:
-    """Return a data set's name, with the absolute path of a folder.
-
-    Raises `NoneOfTheAllowedError` if it is neither of `DATASETS`, nor ``hf:ORG/NAME``,
-    ``folder:PATH``, ``clients:PATH``, ``pfllib:PATH`` or ``module:object``.
-    """
+    """Return a data set's name, with the absolute path of a folder."""
     for prefix in ON_DISK:
         if name.startswith(prefix) and name != prefix:
             return f"{prefix}{Path(name.removeprefix(prefix)).expanduser().absolute()}"
     is_of_hub = name.startswith(HUB) and _HUB_ID.fullmatch(name.removeprefix(HUB))
     if name in DATASETS or is_of_hub or is_function(name):
         return name
-    own = "or your own as hf:ORG/NAME, folder:PATH, clients:PATH, pfllib:PATH or module:object"
+    own = "or your own as hf:ORG/NAME, folder:PATH, clients:PATH or module:object"
     raise NoneOfTheAllowedError([*DATASETS, own], name)
 
 
@@ -181,10 +124,7 @@ def hub_id_of(name: str) -> str:
 
 
 def find_source(name: str) -> Source:
-    """Return the data set of a name.
-
-    Raises `DataError` if no data set has that name.
-    """
+    """Return the data set of a name."""
     if name not in DATASETS:
         raise DataError(f"unknown data set {name!r}; allowed are {', '.join(DATASETS)}")
     return DATASETS[name]
@@ -194,17 +134,9 @@ Signature = list[tuple[str, int, int]]
 """Path, size in bytes and time of the last change, in nanoseconds, of each file in a folder."""
 
 
-class Cached(Protocol):
-    """A function with a cache, as `functools.lru_cache` returns it."""
+CachedFunction = TypeVar("CachedFunction")
 
-    @property
-    def cache_clear(self) -> Callable[[], None]:
-        """The function that empties the cache."""
-
-
-CachedFunction = TypeVar("CachedFunction", bound=Cached)
-
-_READERS: list[Cached] = []
+_READERS: list[Any] = []
 _SIGNATURES: dict[Path, Signature] = {}
 
 
@@ -215,10 +147,7 @@ def reads_data(function: CachedFunction) -> CachedFunction:
 
 
 def forget_changed_folders(*names: str) -> None:
-    """Forget all data that were read if one of these data sets has changed since the last call.
-
-    Only data on this machine count, such as ``folder:PATH``.
-    """
+    """Forget all data that were read if the folder of one of these data sets has changed."""
     folders = [Path(name.partition(":")[2]) for name in names if name.startswith(ON_DISK)]
     now = {folder.resolve(): _signature(folder) for folder in folders}
     if any(_SIGNATURES.get(folder, signature) != signature for folder, signature in now.items()):

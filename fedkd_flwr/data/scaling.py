@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedkd_flwr.data.decoding import to_float
-from fedkd_flwr.data.registry import SYMMETRIC, DataError, DataFormat, reads_data
+from fedkd_flwr.data.registry import SYMMETRIC, DataError, reads_data
 from fedkd_flwr.data.settings import AS_PRIVATE, AUTO, DataSettings
 from fedkd_flwr.data.sources import load_images
 
@@ -72,27 +72,17 @@ Scaling = Symmetric | Standardized
 
 
 def standardized_per_pixel(samples: Tensor) -> Standardized:
-    """Take mean and deviation of each position of a sample, over all samples.
-
-    Samples (n, ...) are uint8 or floating-point.
-    """
+    """Take mean and deviation of each position of a sample, over all samples."""
     return _standardized(samples, axes=())
 
 
 def standardized_per_channel(samples: Tensor) -> Standardized:
-    """Take mean and deviation of each channel, over all samples and positions.
-
-    Samples (n, channels, ...) are uint8 or floating-point.
-    """
+    """Take mean and deviation of each channel, over all samples and positions."""
     return _standardized(samples, axes=tuple(range(1, samples.dim() - 1)))
 
 
 def standardized_by_column(samples: Tensor) -> Standardized:
-    """Take mean and deviation of each column, or channel, without missing values.
-
-    Samples (n, columns) or (n, channels, ...) are floating-point. A column that does not vary is
-    not divided.
-    """
+    """Take mean and deviation of each column, or channel, without missing values."""
     from sklearn.preprocessing import StandardScaler  # deferred: images do without
 
     columns = samples.shape[1]
@@ -135,24 +125,14 @@ STANDARDIZED = {"per-pixel": standardized_per_pixel, "per-channel": standardized
 """What takes the statistics, by the value of ``input-scaling``."""
 
 
-def scaling_of(settings: DataSettings) -> Scaling:
-    """Return how the samples of a run are scaled, private and public ones alike; not by ``auto``.
-
-    Raises `DataError` if the data set, whose statistics may be needed, cannot be loaded.
-    """
-    if settings.input_scaling in (SYMMETRIC, AUTO):
-        return Symmetric()
-    return _of_dataset(
-        settings.input_scaling, settings.dataset, settings.data_root, settings.data_format
-    )
-
-
 @reads_data
 @functools.lru_cache(maxsize=2)
-def _of_dataset(
-    input_scaling: str, name: str, data_root: str, data_format: DataFormat
-) -> Standardized:
-    return STANDARDIZED[input_scaling](load_images(name, data_root, data_format).images)
+def scaling_of(settings: DataSettings) -> Scaling:
+    """Return how the samples of a run are scaled, private and public ones; not by ``auto``."""
+    if settings.input_scaling in (SYMMETRIC, AUTO):
+        return Symmetric()
+    found = load_images(settings.dataset, settings.data_root, settings.data_format)
+    return STANDARDIZED[settings.input_scaling](found.images)
 
 
 def scaled_as_public(settings: DataSettings, samples: Tensor, scaling: Scaling) -> Tensor:
@@ -171,10 +151,7 @@ def scaled_as_public(settings: DataSettings, samples: Tensor, scaling: Scaling) 
 
 
 def statistics_in(path: str, columns: int) -> Standardized:
-    """Return the scaling in a file of JSON: ``mean`` and ``deviation`` of each column, or a card.
-
-    Raises `DataError` if there is no such file, or it has another number of columns.
-    """
+    """Return the scaling in a JSON file: the lists ``mean`` and ``deviation``, or a card."""
     try:
         content = json.loads(Path(path).expanduser().read_text())
         described = {"added": 0.0, **content.get("preprocessing", content)}
@@ -189,10 +166,7 @@ def statistics_in(path: str, columns: int) -> Standardized:
 
 
 def scaling_from(description: Mapping[str, Any]) -> Scaling:
-    """Return the scaling that a model's card describes; `Symmetric` where it has no statistics.
-
-    The description is the card's ``preprocessing``.
-    """
+    """Return the scaling that a model's card describes; `Symmetric` where it has no statistics."""
     if "mean" not in description:
         return Symmetric()
     mean, deviation = (torch.tensor(description[name]) for name in ("mean", "deviation"))

@@ -10,11 +10,11 @@ from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, 
 from fedkd_flwr.data.registry import (
     BY_COLUMN,
     BY_FILE,
+    CLIENTS,
     DATASETS,
     HELD_OUT,
     MOST_CLASSES,
     NO_PUBLIC_SET,
-    OF_CLIENTS,
     SYMMETRIC,
     DataError,
     DataFormat,
@@ -33,119 +33,88 @@ from strategies.core.settings_groups import (
     kebab_case,
 )
 
-AUTO = "auto"
-"""The value of settings that depend on the data set."""
+AUTO = "auto"  # the value of settings that depend on the data set
 
-AS_PRIVATE = "as-private"
-"""The ``public-scaling`` that leaves no difference between private and public samples."""
+AS_PRIVATE = "as-private"  # the public-scaling of samples that are scaled like private ones
 
 BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
 """What ``client-split = auto`` stands for, with a built-in data set and with own data."""
 
 
 class DataSettings(SettingsGroup):
-    """Which samples there are, who gets which, and what is public.
-
-    Attributes
-    ----------
-    dataset : str
-        The private data set: a built-in name, or custom data as ``hf:ORG/NAME``,
-        ``folder:PATH``, ``clients:PATH`` with a folder or file of each client, ``pfllib:PATH`` or
-        ``module:object``.
-    configured_classes : int
-        Number of classes of custom data; 0 for the largest label plus one.
-    image_column : str
-        Column of the images in custom data; empty to find it.
-    label_column : str
-        Column of the labels in custom data, whole numbers or words; empty to find it.
-    feature_columns : tuple of str
-        Columns of numbers that make a sample, in this order; empty for all columns of numbers in
-        a table without images.
-    configured_shape : str
-        Shape of a sample of custom data, such as ``3,32,32``, to which images are resized; empty
-        to find it, which for images of several sizes is their median.
-    data_root : str
-        Folder with Parquet data sets by hub id; empty for the Hugging Face hub.
-    input_scaling : str
-        How samples are scaled. ``symmetric`` brings images to -1..1 and leaves all other numbers
-        as they are; ``per-pixel`` and ``per-channel`` subtract the mean of each pixel or channel
-        of the data set and divide by its standard deviation. ``auto`` is ``symmetric`` for images
-        and ``pfllib:PATH``; of all other data each column, or channel, is standardized by the
-        training samples of all clients. Nodes with their own tables take the public set instead,
-        or their ``input-statistics``.
-    max_samples : int
-        Maximum number of samples of the data set, drawn from all classes alike; 0 for all.
-    partition : str
-        How samples are split over clients: a built-in split, ``by-column``, ``by-file`` (with
-        ``clients:PATH`` and ``pfllib:PATH``), or a custom function as ``module:object``.
-    client_column : str
-        Column of the data set whose values tell which client has a row, such as ``writer``. It
-        sets `partition` to ``by-column``; ``num-clients = 0`` then makes a client of each value.
-    alpha : float
-        Concentration, for `dirichlet` and `dirichlet-clients`: the smaller, the more classes
-        differ between clients.
-    size_sigma : float
-        Standard deviation of the logarithm of the clients' sizes, for `dirichlet-clients`; 0 for
-        equal sizes.
-    classes_per_client : int
-        Classes of each client, for `k-classes` and `k-classes-grouped`.
-    class_proportions : str
-        A client's samples of its classes, for `k-classes` and `k-classes-grouped`: ``equal``
-        numbers, or ``random`` proportions. Clients' totals are equal either way.
-    groups : int
-        Groups of clients, for `k-classes-grouped`.
-    samples_per_class : int
-        Most samples of a class that a client gets, in the mean over its classes where they are
-        ``random``; 0 for the paper's number (450 in `two-groups`, 300 in `two-classes`, all
-        there are in the `k-classes` splits).
-    minimum_size : int
-        Minimum number of samples of a client, for `dirichlet` and `dirichlet-clients`.
-    client_split : str
-        Percentages train/validation/test inside each client, such as ``70/10/20``; with
-        alternatives, of which each client gets one at random, as in ``10|30|40/10/50``. What is
-        missing to 100 is not used. ``auto`` is ``70/10/20`` for own data, and ``12/0/88`` for
-        built-in data sets, which as benchmarks need few training images.
-    evaluated_split : str
-        The split that results are measured on: ``test``, or ``validation`` where a run must not
-        read test data, as in a search for settings.
-    public_dataset : str
-        ``held-out`` (an unlabeled part of the data set), ``none``, or another data set.
-    held_out_size : int
-        Samples held out for the public set.
-    public_scaling : str
-        How public images are scaled: ``as-private``, or ``raw``, which leaves pixels at 0 to 255
-        whatever `input_scaling` is, as KT-pFL's released code does.
-    """
+    """Which samples there are, who gets which, and what is public."""
 
     dataset: Annotated[str, ANY_ON_NODES] = "digits"
+    """The private data set: a built-in name, or custom data as ``hf:ORG/NAME``, ``folder:PATH``,
+    ``clients:PATH`` with a folder or file of each client, or ``module:object``."""
     image_column: Annotated[str, DEFAULT_ON_NODES] = ""
+    """Column of the images in custom data; empty to find it."""
     label_column: Annotated[str, DEFAULT_ON_NODES] = ""
+    """Column of the labels in custom data, whole numbers or words; empty to find it."""
     feature_columns: Annotated[Words, DEFAULT_ON_NODES] = ()
+    """Columns of numbers that make a sample, in this order; empty for all columns of numbers in a
+    table without images."""
     configured_classes: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0, le=MOST_CLASSES)
+    """Number of classes of custom data; 0 for the largest label plus one."""
     configured_shape: Annotated[
         str,
         fitting(r"( *[1-9]\d*( *, *[1-9]\d*)* *)?", "numbers above 0, such as 3,32,32"),
         ANY_ON_NODES,
     ] = ""
+    """Shape of a sample of custom data, such as ``3,32,32``, to which images are resized; empty to
+    find it, which for images of several sizes is their median."""
     data_root: Annotated[str, NO_EFFECT_ON_RESULTS] = ""
+    """Folder with Parquet data sets by hub id; empty for the Hugging Face hub."""
     input_scaling: Annotated[
         Literal["auto", "symmetric", "per-pixel", "per-channel"], ANY_ON_NODES
     ] = "auto"
+    """How samples are scaled. ``symmetric`` brings images to -1..1 and leaves all other numbers as
+    they are; ``per-pixel`` and ``per-channel`` subtract the mean of each pixel or channel of the
+    data set and divide by its standard deviation. ``auto`` is ``symmetric`` for images; of all
+    other data each column, or channel, is standardized by the training samples of all clients.
+    Nodes with their own tables take the public set instead, or their ``input-statistics``."""
     max_samples: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    """Maximum number of samples of the data set, drawn from all classes alike; 0 for all."""
     partition: Annotated[str, ANY_ON_NODES] = "k-classes-grouped"
+    """How samples are split over clients: a built-in split, ``by-column``, ``by-file`` (with
+    ``clients:PATH``), or a custom function as ``module:object``."""
     client_column: Annotated[str, DEFAULT_ON_NODES] = ""
+    """Column of the data set whose values tell which client has a row, such as ``writer``. It sets
+    `partition` to ``by-column``; ``num-clients = 0`` then makes a client of each value."""
     alpha: Annotated[float, ANY_ON_NODES] = Field(default=0.5, gt=0)
+    """Concentration, for `dirichlet` and `dirichlet-clients`: the smaller, the more classes differ
+    between clients."""
     size_sigma: Annotated[float, ANY_ON_NODES] = Field(default=0.0, ge=0, le=100)
+    """Standard deviation of the logarithm of the clients' sizes, for `dirichlet-clients`; 0 for
+    equal sizes."""
     classes_per_client: Annotated[int, ANY_ON_NODES] = Field(default=5, ge=1)
+    """Classes of each client, for `k-classes` and `k-classes-grouped`."""
     class_proportions: Annotated[Literal["equal", "random"], ANY_ON_NODES] = "equal"
+    """A client's samples of its classes, for `k-classes` and `k-classes-grouped`: ``equal``
+    numbers, or ``random`` proportions. Clients' totals are equal either way."""
     groups: Annotated[int, ANY_ON_NODES] = Field(default=2, ge=1)
+    """Groups of clients, for `k-classes-grouped`."""
     samples_per_class: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    """Most samples of a class that a client gets, in the mean over its classes where they are
+    ``random``; 0 for the paper's number (450 in `two-groups`, 300 in `two-classes`, all there are
+    in the `k-classes` splits)."""
     minimum_size: Annotated[int, ANY_ON_NODES] = Field(default=20, ge=1)
+    """Minimum number of samples of a client, for `dirichlet` and `dirichlet-clients`."""
     client_split: Annotated[str, ANY_ON_NODES] = AUTO
+    """Percentages train/validation/test inside each client, such as ``70/10/20``; with
+    alternatives, of which each client gets one at random, as in ``10|30|40/10/50``. What is missing
+    to 100 is not used. ``auto`` is ``70/10/20`` for own data, and ``12/0/88`` for built-in data
+    sets, which as benchmarks need few training images."""
     evaluated_split: Annotated[Literal["test", "validation"], ANY_ON_NODES] = "test"
+    """The split that results are measured on: ``test``, or ``validation`` where a run must not read
+    test data, as in a search for settings."""
     public_dataset: Annotated[str, ANY_ON_NODES] = HELD_OUT
+    """``held-out`` (an unlabeled part of the data set), ``none``, or another data set."""
     held_out_size: Annotated[int, ANY_ON_NODES] = Field(default=200, ge=0)
+    """Samples held out for the public set."""
     public_scaling: Annotated[Literal["as-private", "raw"], ANY_ON_NODES] = "as-private"
+    """How public images are scaled: ``as-private``, or ``raw``, which leaves pixels at 0 to 255
+    whatever `input_scaling` is, as KT-pFL's released code does."""
 
     def resolved(self) -> "DataSettings":
         """Return the settings with those filled in that ``auto`` leaves to a built-in data set."""
@@ -155,11 +124,6 @@ class DataSettings(SettingsGroup):
         if self.input_scaling == AUTO:
             update["input_scaling"] = SYMMETRIC
         return self.model_copy(update=update)
-
-    @property
-    def is_described(self) -> bool:
-        """Whether shape and classes are set: nodes with their own data read no `dataset` then."""
-        return bool(self.configured_shape and self.configured_classes)
 
     @property
     def split(self) -> str:
@@ -186,7 +150,7 @@ class DataSettings(SettingsGroup):
             values.get("client_column") or values.get(kebab_case("client_column"))
         ):
             return {**values, "partition": BY_COLUMN}
-        if isinstance(values, dict) and str(values.get("dataset", "")).startswith(OF_CLIENTS):
+        if isinstance(values, dict) and str(values.get("dataset", "")).startswith(CLIENTS):
             return {**values, "partition": BY_FILE}
         return values
 
@@ -251,10 +215,7 @@ class DataSettings(SettingsGroup):
         )
 
     def check_custom_data(self, shape: Shape, classes: int) -> None:
-        """Refuse custom data that contradict ``image-shape`` or ``num-classes``.
-
-        Raises `DataError` with what is found.
-        """
+        """Refuse custom data that contradict ``image-shape`` or ``num-classes``."""
         if shape != self.image_shape:
             raise DataError(
                 f"{self.dataset} has samples {shape}; image-shape is {self.configured_shape}"
@@ -300,6 +261,7 @@ class DataPlan:
 
     def at_node(self, data_path: str) -> "DataPlan":
         """Return the plan as a node reads it; `data_path` is its own data, if it has some."""
-        settings = self.settings
-        is_mere_name = data_path and settings.is_described and settings.public_dataset != HELD_OUT
+        data = self.settings
+        is_described = data.configured_shape and data.configured_classes
+        is_mere_name = data_path and is_described and data.public_dataset != HELD_OUT
         return replace(self, reads_dataset=False) if is_mere_name else self

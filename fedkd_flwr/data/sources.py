@@ -19,27 +19,26 @@ from torch import Tensor
 
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
-from fedkd_flwr.data.client_folders import (
+from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
+from fedkd_flwr.data.custom_data import OwnArrays, call_for_data, joined_data_set
+from fedkd_flwr.data.decoding import DecodedImages, Levels, convert_images, decode_images
+from fedkd_flwr.data.folders import (
     ARRAYS,
     MOST_NAMED,
     Owners,
     files_of_clients,
+    find_images,
     owners_of_files,
     places_of_clients,
     read_arrays,
+    tables_at,
 )
-from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
-from fedkd_flwr.data.custom_data import OwnArrays, call_for_data, joined_data_set
-from fedkd_flwr.data.decoding import DecodedImages, Levels, convert_images, decode_images
-from fedkd_flwr.data.folders import find_images, tables_at
-from fedkd_flwr.data.pfllib import client_files
 from fedkd_flwr.data.registry import (
     CLIENTS,
     FOLDER,
     HUB,
     MOST_CLASSES,
     ON_DISK,
-    PFLLIB,
     DataError,
     DataFormat,
     Shape,
@@ -52,34 +51,18 @@ from fedkd_flwr.data.storage import TEST, TRAIN, digest_of, fingerprint, part_ki
 from fedkd_flwr.files import plain_name
 
 if TYPE_CHECKING:
-    from fedkd_flwr.data.number_tables import NumberTable
+    from fedkd_flwr.data.tables import NumberTable
 
-ANY = DataFormat()
-"""The config says nothing about the data."""
-
-DECODING = 3
-"""Increase this when decoding changes, so that older files of the cache are not used."""
+ANY = DataFormat()  # the config says nothing about the data
+DECODING = 3  # increase this when decoding changes, so that older files of the cache are not used
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Decoded images with their classes.
+    """Decoded images (n, channels, height, width), uint8, with their classes (n,), int64.
 
-    Images (n, channels, height, width) are uint8; own data may be float32 of any shape. Labels (n,)
-    are int64, from 0 to `classes` - 1.
-
-    Attributes
-    ----------
-    levels : Levels
-        How images of 16 bits and transparent ones were read.
-    said : str
-        What was read, what was left out, and how images were changed; in one line.
-    warning : str
-        What is suspicious about the images; empty if nothing is.
-    owners : Owners
-        Which client has a sample, where files or own arrays tell.
-    columns : tuple of str
-        Those of a table of numbers.
+    Own data may be float32 of any shape. `said` is what was read, what was left out, and how images
+    were changed; `warning` what is suspicious.
     """
 
     images: Tensor
@@ -93,22 +76,12 @@ class ImageSet:
 
 
 def load_labels(name: str, data_root: str = "", data_format: DataFormat = ANY) -> NDArray[np.int64]:
-    """Return the classes of all samples without decoding an image.
-
-    Without a `data_root` they come from the Hugging Face hub. Shape (n,), int64, read-only, in the
-    order of `load_images`. Raises `DataError` if the data set is unknown, missing, or holds classes
-    it should not.
-    """
+    """Return the classes of all samples, (n,) int64, without decoding an image."""
     return _load_labels(name, data_root, _concerning(name, data_format))
 
 
 def load_images(name: str, data_root: str = "", data_format: DataFormat = ANY) -> ImageSet:
-    """Return a whole data set, decoded; the second call in a process costs nothing.
-
-    What is decoded from image files is kept on disk (`fedkd_flwr.data.cache`), from where other
-    processes have it. Raises `DataError` if the data set is unknown or missing, or an image cannot
-    be decoded.
-    """
+    """Return a whole data set, decoded; the cache on disk has it for other processes."""
     return _load_images(name, data_root, _concerning(name, data_format))
 
 
@@ -174,14 +147,11 @@ def _load_images(name: str, data_root: str, data_format: DataFormat) -> ImageSet
         return _load_folder(Path(name.removeprefix(FOLDER)), data_format)
     if name.startswith(CLIENTS):
         return _load_clients(Path(name.removeprefix(CLIENTS)), data_format)
-    if name.startswith(PFLLIB):
-        return _of_arrays(*client_files(name))
     if is_function(name):
         own = call_for_data(name)
         return _of_arrays(own, None if own.clients is None else Owners.named(own.clients))
     if _is_table_of_hub(name, data_root, data_format):
-        from fedkd_flwr.data.number_tables import numbers_in
-        from fedkd_flwr.data.tables import tables_of
+        from fedkd_flwr.data.tables import numbers_in, tables_of
 
         found = numbers_in(tables_of(name.removeprefix(HUB), data_root), data_format, name)
         return _of_numbers(found, data_format, name)
@@ -203,7 +173,6 @@ def _load_folder(path: Path, data_format: DataFormat) -> ImageSet:
 
 
 def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
-    """Return the samples of all clients' folders or files."""
     places = places_of_clients(path)
     files = files_of_clients(places)
     if files and files[0][0].suffix.lower() in ARRAYS:
@@ -220,7 +189,6 @@ def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
 
 
 def _load_arrays(path: Path, places: list[Path], files: list[list[Path]]) -> ImageSet:
-    """Return the samples in NumPy files of all clients."""
     pairs = [read_arrays(file) for own in files for file in own]
     joined = joined_data_set(repr(str(path)), pairs)
     owners = owners_of_files(places, files, [len(labels) for _, labels in pairs])
@@ -237,8 +205,7 @@ def _of_arrays(own: OwnArrays, owners: Owners | None) -> ImageSet:
 def _is_table_of_hub(name: str, data_root: str, data_format: DataFormat) -> bool:
     if not name.startswith(HUB):
         return False
-    from fedkd_flwr.data.number_tables import holds_numbers
-    from fedkd_flwr.data.tables import schema_of
+    from fedkd_flwr.data.tables import holds_numbers, schema_of
 
     return holds_numbers(schema_of(name.removeprefix(HUB), data_root), data_format)
 
@@ -250,8 +217,7 @@ def _read_numbers(
     if not places:
         return None
     # Deferred, as above.
-    from fedkd_flwr.data.number_tables import holds_numbers, numbers_in
-    from fedkd_flwr.data.tables import read_table
+    from fedkd_flwr.data.tables import holds_numbers, numbers_in, read_table
 
     if not holds_numbers(read_table(places[0]).schema, data_format):
         return None
@@ -281,7 +247,6 @@ def _load_files(path: Path, files: "_Files", data_format: DataFormat) -> ImageSe
 def _as_said(
     name: str, decoded: DecodedImages, labels: Tensor, classes: int, files: "_Files"
 ) -> ImageSet:
-    """Return decoded images, with one line on how they were read."""
     shape = " x ".join(map(str, decoded.images.shape[1:]))
     named = files.class_names if len(files.class_names) <= MOST_NAMED else []
     counted = [f"{own} {int((labels == k).sum())}" for k, own in enumerate(named)]
@@ -303,8 +268,6 @@ def _as_said(
 def _read_images(
     name: str, data_root: str, data_format: DataFormat, labels: Tensor
 ) -> DecodedImages:
-    """Return the images of a data set in Parquet files or on the hub."""
-
     def decode() -> DecodedImages:
         from fedkd_flwr.data.tables import encoded_images, read_column
 
@@ -334,7 +297,6 @@ def _decoded(
 @reads_data
 @functools.cache
 def _path_in_cache(name: str, data_root: str, data_format: DataFormat) -> Path | None:
-    """Return the file of a data set in the cache; None where nothing is kept."""
     if cache_folder() is None:
         return None
     source = _source(name, data_root, data_format)
@@ -364,10 +326,9 @@ def _require_classes(labels: NDArray[np.int64], classes: int, owner: str) -> Non
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OwnData(ImageSet):
-    """A node's own data, with what its split into train, validation and test follows from.
+    """A node's own data, with what its split follows from: samples with one key share a part.
 
-    Samples with one key share a part. `folders` has ``train`` or ``test`` for each sample where the
-    operator has both folders; else it is empty.
+    `folders` has ``train`` or ``test`` for each sample where the operator has both, else nothing.
     """
 
     keys: list[str]
@@ -381,14 +342,10 @@ def load_node_data(
     data_format: DataFormat = ANY,
     grouping: Grouping = UNGROUPED,
 ) -> OwnData:
-    """Load a node's own images: a folder with one folder per class, or one Parquet file.
+    """Load a node's own data: a folder with one folder per class, a table, or a function.
 
-    Folders are classes by their number when all names are numbers; else by alphabetical order, and
-    then there must be one for every class, if need be empty, so that all nodes number the classes
-    alike. A Parquet file has the columns of the Hugging Face hub: ``image`` or ``img``, and
-    ``label`` or ``fine_label``. The path may also be a function, see
-    `fedkd_flwr.data.custom_data.call_for_data`. Raises `DataError` if there is nothing at `path`, a
-    class is none of the K, an image is unreadable, or a sample's group cannot be told.
+    Folders are classes by their number when all names are numbers. Else alphabetical order counts,
+    and there must be one for every class, so that all nodes number the classes alike.
     """
     name, path = str(path), Path(path).expanduser()
     if is_custom(name) and not path.exists():
@@ -439,11 +396,7 @@ def _own_numbers(table: "NumberTable", data_format: DataFormat) -> OwnData:
 
 @dataclass(eq=False)
 class _Files:
-    """The images of a folder or a table as files, with their names for messages and classes.
-
-    ``parts`` and ``clients`` are those of `fedkd_flwr.data.folders.ImageFile`, ``groups`` the keys
-    of `OwnData` where samples have groups.
-    """
+    """The images of a folder or a table as files, with their names for messages and classes."""
 
     encoded: list[bytes] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -462,7 +415,6 @@ def _encoded_at(
     grouping: Grouping = UNGROUPED,
     tables: Sequence[Sequence[Path]] = (),
 ) -> _Files:
-    """Return the images of a folder or a table, or of those of each client in a folder."""
     if tables := tables or [own for place in places if (own := tables_at(place))]:
         return _encoded_in(tables, data_format, grouping)
     found = find_images(path, places, data_format)
@@ -495,7 +447,6 @@ def _content_of(file: Path) -> bytes:
 def _encoded_in(
     tables: Sequence[Sequence[Path]], data_format: DataFormat, grouping: Grouping
 ) -> _Files:
-    """Return the images of each client's tables."""
     from fedkd_flwr.data.tables import (
         encoded_images,
         find_label,
@@ -531,10 +482,7 @@ BUNDLED_DIGITS = "sklearn/datasets/data/digits.csv.gz"
 
 
 def bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
-    """Return scikit-learn's digits, (1797, 1, 8, 8) uint8, and their classes.
-
-    The file is read as it lies: importing scikit-learn for it takes seconds.
-    """
+    """Return scikit-learn's digits, (1797, 1, 8, 8) uint8, and their classes."""
     path = distribution("scikit-learn").locate_file(BUNDLED_DIGITS)
     rows = np.loadtxt(str(path), delimiter=",", dtype=np.uint8)
     brightness = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).round()
@@ -544,10 +492,7 @@ def bundled_digits() -> tuple[Tensor, NDArray[np.int64]]:
 @reads_data
 @functools.cache
 def count_classes(name: str, data_root: str, data_format: DataFormat) -> int:
-    """Return the largest class of a data set plus one; see `load_labels`.
-
-    Raises `DataError` as `load_labels` does, or if there is one class, or more than `MOST_CLASSES`.
-    """
+    """Return the largest class of a data set plus one; see `load_labels`."""
     classes = int(load_labels(name, data_root, data_format).max()) + 1
     if classes < 2:
         raise DataError(f"{name} has labels of one class; a model needs at least two")

@@ -33,12 +33,7 @@ def stratified_order(
 
 @lru_cache(maxsize=4)  # Each client of a process has the split of its run.
 def read_split(fractions: str) -> tuple[tuple[float, ...], ...]:
-    """Read the percentages of a client's split.
-
-    Train, validation and test, as in ``75/0/25``; alternatives as in ``10|30|40/10/50``. Return the
-    alternatives for each of the three. Raises `DataError` if it is written otherwise, exceeds 100
-    in all, or leaves train or test empty.
-    """
+    """Read percentages of train, validation and test, with alternatives: ``10|30/10/50``."""
     number = r"\d+(\.\d+)?"
     part = rf"{number}(\|{number})*"
     if re.fullmatch(f"{part}/{part}/{part}", fractions):
@@ -55,10 +50,7 @@ def read_split(fractions: str) -> tuple[tuple[float, ...], ...]:
 
 
 def chosen_percentages(fractions: str, generator: np.random.Generator) -> NDArray[np.float64]:
-    """Return a client's percentages of train, validation and test, shape (3,).
-
-    Of alternatives the generator draws one.
-    """
+    """Return a client's percentages of train, validation and test, shape (3,)."""
     drawn = (part[generator.integers(len(part))] for part in read_split(fractions))
     return np.fromiter(drawn, dtype=np.float64)
 

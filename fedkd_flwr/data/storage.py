@@ -15,19 +15,14 @@ from fedkd_flwr.data.registry import DATASETS, DataError, hub_id_of, path_of
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-PARTS = ("train", "test")
-"""The parts of a data set that are pooled, in this order."""
+PARTS = ("train", "test")  # the parts of a data set that are pooled, in this order
 
 MOVED = {source.hub_id.partition("/")[2]: source.hub_id for source in DATASETS.values()}
 """Sets of the hub by their names before they had an owner, under which it still finds them."""
 
 
 def parquet_files(hub_id: str, data_root: str) -> list[Path]:
-    """Return the Parquet files of a data set in a data root, train part first.
-
-    They are named as ``train.parquet``, ``train-00000-of-00002.parquet`` or ``train/0000.parquet``,
-    at any depth: the hub has written all of these. Raises `DataError` if there are none.
-    """
+    """Return the Parquet files of a data set in a data root, train part first."""
     folder = Path(data_root).expanduser() / hub_id
     everything = sorted(folder.rglob("*.parquet"))
     files = [
@@ -46,10 +41,7 @@ def parquet_files(hub_id: str, data_root: str) -> list[Path]:
 
 @functools.cache
 def hub_parts(hub_id: str) -> "DatasetDict":
-    """Open a data set of the Hugging Face hub, once a process.
-
-    Raises `DataError` if it cannot be loaded.
-    """
+    """Open a data set of the Hugging Face hub, once a process."""
     import datasets  # deferred: takes a second, and runs with a data root do without
 
     try:
@@ -63,12 +55,7 @@ def hub_parts(hub_id: str) -> "DatasetDict":
 
 
 def fingerprint(hub_id: str, data_root: str = "") -> str:
-    """Return a digest of a data set before anything is decoded.
-
-    Of the Parquet files of a data root it is that of their content, wherever they lie; of the hub's
-    it follows from the fingerprints that Hugging Face gives to the version it has loaded. Raises
-    `DataError` if the data set is missing or a file cannot be read.
-    """
+    """Return a digest of the content of a data set before anything is decoded."""
     digest = hashlib.sha256()
     if data_root:
         for path in parquet_files(hub_id, data_root):
@@ -121,11 +108,7 @@ def part_kind(name: str) -> str:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the parts of a labeled folder that are pooled; itself if it has none.
-
-    A part has folders, one for each class, or nothing. Some archives hold it once more in itself,
-    as in ``train/train``.
-    """
+    """Return the parts of a labeled folder that are pooled; itself if it has none."""
     if not path.is_dir():  # a mere name, where all data are on nodes
         return [path]
     named = [folder for folder in subfolders(path) if part_kind(folder.name)]
@@ -151,10 +134,7 @@ def is_tools(folder: str) -> bool:
 
 
 def share_samples(private: str, public: str, data_root: str = "") -> bool:
-    """Return whether two data sets share samples, as far as names and places tell.
-
-    Names are as `dataset_name` returns them. A public folder is taken whole, as it needs no labels.
-    """
+    """Return whether two data sets share samples, as far as names and places tell."""
     if _canonical(private, data_root) == _canonical(public, data_root):
         return True
     return any(
@@ -165,7 +145,6 @@ def share_samples(private: str, public: str, data_root: str = "") -> bool:
 
 
 def _canonical(name: str, data_root: str) -> str:
-    """Return the canonical name of a data set that has several names."""
     hub_id = hub_id_of(name)
     if not hub_id:
         # A class member can be named `module:object.member` and `module.object:member`.
@@ -174,7 +153,6 @@ def _canonical(name: str, data_root: str) -> str:
 
 
 def _places(name: str, data_root: str, labeled: bool) -> list[Path]:
-    """Return the files and folders on this machine that hold a data set."""
     hub_id = hub_id_of(name)
     if path := path_of(name):
         places = parts_of(path) if labeled else [path]

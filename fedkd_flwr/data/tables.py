@@ -1,35 +1,34 @@
 """Columns of data sets in Parquet and CSV files or on the Hugging Face hub, as Arrow arrays."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.ipc
 import pyarrow.parquet
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fedkd_flwr.data.content_split import UNGROUPED, Grouping
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.storage import PARTS, hub_parts, parquet_files
 
 if TYPE_CHECKING:
     import datasets
 
-Column: TypeAlias = "pa.ChunkedArray[Any]"
-"""A column of an Arrow table."""
+Column: TypeAlias = "pa.ChunkedArray[Any]"  # a column of an Arrow table
 
 
 def read_column(hub_id: str, column: str, data_root: str = "") -> list[Column]:
-    """Return one column of each part of a data set, train part first.
-
-    The parts may store it in different types, such as int32 and int64. Raises `DataError` if the
-    data set or the column is missing, or a file is damaged.
-    """
+    """Return one column of each part of a data set, train part first; their types may differ."""
     if not data_root:
         return _read_hub(hub_id, column)
     return [read_parquet(path, column) for path in parquet_files(hub_id, data_root)]
@@ -72,35 +71,25 @@ def _parts_on_hub(hub_id: str) -> "list[datasets.Dataset]":
     return present
 
 
-TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
-"""Suffixes of tables as text."""
-
-DELIMITERS = ",;\t|"
-"""What may stand between the columns of a table as text."""
+TEXT_SUFFIXES = (".csv", ".tsv", ".txt")  # suffixes of tables as text
+DELIMITERS = ",;\t|"  # what may stand between the columns of a table as text
 
 
 def tables_of(hub_id: str, data_root: str = "") -> list[pa.Table]:
-    """Return the parts of a data set of the hub or of a data root, whole, train part first.
-
-    Raises `DataError` if the data set is missing or damaged.
-    """
+    """Return the parts of a data set of the hub or of a data root, whole, train part first."""
     if data_root:
         return [read_table(path) for path in parquet_files(hub_id, data_root)]
     return [part.with_format("arrow")[:] for part in _parts_on_hub(hub_id)]
 
 
-IMAGES, LABELS = "image", "label"
-"""What a column holds: image files, or classes."""
+IMAGES, LABELS = "image", "label"  # what a column holds: image files, or classes
 
 KNOWN_COLUMNS = {IMAGES: ("image", "img"), LABELS: ("label", "fine_label", "class", "target")}
 """Names that a column of either kind most often has."""
 
 
 def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
-    """Return the columns of a data set of the hub, or of a data root.
-
-    Raises `DataError` if the data set is missing or damaged.
-    """
+    """Return the columns of a data set of the hub, or of a data root."""
     if data_root:
         with _parquet(parquet_files(hub_id, data_root)[0]) as file:
             return file.schema_arrow
@@ -108,10 +97,7 @@ def schema_of(hub_id: str, data_root: str = "") -> pa.Schema:
 
 
 def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
-    """Return the column of images.
-
-    A public set may have other columns than the private one that the settings describe.
-    """
+    """Return the column of images; a public set may have another than the private one."""
     wanted = data_format.image_column
     is_named = data_format.labeled or wanted in schema.names
     fitting = [field.name for field in schema if holds_files(field.type)]
@@ -119,11 +105,7 @@ def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
 
 
 def find_label(schema: pa.Schema, data_format: DataFormat, owner: str, is_image: bool) -> str:
-    """Return the column of classes.
-
-    Beside images, whole numbers may be classes; in a table of numbers only names may be. Raises
-    `DataError` if there is no such column, or none or several fit.
-    """
+    """Return the column of classes. Whole numbers are classes beside images alone."""
     others = (data_format.client_column, *data_format.feature_columns)
     fitting = [
         field.name
@@ -163,10 +145,7 @@ def holds_files(column: pa.DataType) -> bool:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Return a Parquet or CSV file, or a folder as ``Dataset.save_to_disk`` writes it.
-
-    Raises `DataError` if it cannot be read.
-    """
+    """Return a Parquet or CSV file, or a folder as ``Dataset.save_to_disk`` writes it."""
     if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
         return _read_text(path)
     if path.is_file():
@@ -204,10 +183,7 @@ def _read_text(path: Path) -> pa.Table:
 
 
 def names_of_labels(path: Path, label_column: str) -> list[str]:
-    """Return the names of the classes in a table, by number; empty where they have none.
-
-    Raises `DataError` if the table cannot be read, or has no column of classes.
-    """
+    """Return the names of the classes in a table, by number; empty where they have none."""
     table = read_table(path)
     is_image = any(holds_files(field.type) for field in table.schema)
     data_format = DataFormat(label_column=label_column)
@@ -217,11 +193,7 @@ def names_of_labels(path: Path, label_column: str) -> list[str]:
 
 
 def recorded_names(schema: pa.Schema, column: str) -> list[str]:
-    """Return the names of classes that a schema records for a column, by number.
-
-    Hugging Face writes the features of a data set into the metadata of its schema; a column of the
-    feature ``ClassLabel`` has names. Empty where there are none.
-    """
+    """Return the names of classes that Hugging Face wrote into a schema's metadata."""
     try:
         recorded = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         names = recorded["info"]["features"][column]["names"]
@@ -231,11 +203,7 @@ def recorded_names(schema: pa.Schema, column: str) -> list[str]:
 
 
 def encoded_images(column: Column) -> list[bytes]:
-    """Return the files in an image column: structs with a field ``bytes``, or bytes.
-
-    Raises `DataError` if the column holds something else, such as names of files, or a row has no
-    image.
-    """
+    """Return the files in an image column: structs with a field ``bytes``, or bytes."""
     if not holds_files(column.type):
         raise DataError(
             f"the image column holds {column.type}; it should hold image files, as bytes or as "
@@ -257,9 +225,7 @@ def _has_paths(column: Column) -> bool:
 
 
 def _field(column: Column, name: str) -> Column:
-    """Return a field of a column of structs."""
-    field: Column = pa.compute.struct_field(column, name)
-    return field
+    return pa.compute.struct_field(column, name)
 
 
 def numbered(
@@ -267,10 +233,8 @@ def numbered(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the classes in the label columns of some tables, (n,) int64, and their names.
 
-    `recorded` are the names that each table has for its numbers; tables that differ in them are
-    joined by name. Classes that are words are numbered in their order, or by their value if all are
-    numbers. Names are empty where classes have none. Raises `DataError` if an entry is missing or
-    no class, or words do not name all of the K `classes`.
+    Tables that differ in the names that they record for numbers are joined by name. Words are
+    numbered in their order, or by their value if all are numbers.
     """
     columns = [_plain(column, owner) for column in columns]
     are_whole = [pa.types.is_integer(column.type) for column in columns]
@@ -311,7 +275,7 @@ def _plain(column: Column, owner: str) -> Column:
 
 
 def _whole_numbers(column: Column) -> NDArray[np.int64]:
-    # A column's own `to_numpy` loads pandas, which takes a second.
+    # a column's own `to_numpy` loads pandas, which takes a second.
     return np.from_dlpack(column.combine_chunks()).astype(np.int64)
 
 
@@ -331,10 +295,7 @@ def require_column(schema: pa.Schema, column: str, owner: str) -> None:
 
 
 def values_in(column: Column, owner: str) -> list[str] | list[int]:
-    """Return the values of a column of text or whole numbers.
-
-    Raises `DataError` if it holds something else, or a row is empty.
-    """
+    """Return the values of a column of text or whole numbers."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not (_holds_text(column.type) or pa.types.is_integer(column.type)):
@@ -346,10 +307,7 @@ def values_in(column: Column, owner: str) -> list[str] | list[int]:
 
 
 def groups_in(table: pa.Table, column: str) -> list[str]:
-    """Return the group of each row of a table, as its column of groups names it; empty without one.
-
-    Raises `DataError` if the table has no such column, or a row has no group.
-    """
+    """Return the group of each row of a table by its column of groups; empty without one."""
     if not column:
         return []
     if column not in table.schema.names:
@@ -358,3 +316,139 @@ def groups_in(table: pa.Table, column: str) -> list[str]:
     if found.null_count:
         raise DataError(f"group-column = {column} has {found.null_count} empty rows")
     return [str(value) for value in found.to_pylist()]
+
+
+MOST_NAMED = 6  # most columns or classes that the line on what was read names
+
+
+class NumberTable(NamedTuple):
+    """The rows of some tables as samples (n, ...), float32, missing values NaN.
+
+    Labels (n,) are int64, `sizes` the numbers of rows of each table. `said` is what was read and
+    what was left out.
+    """
+
+    samples: Tensor
+    labels: NDArray[np.int64]
+    sizes: list[int]
+    columns: tuple[str, ...]
+    groups: list[str]
+    said: str
+
+
+def holds_numbers(schema: pa.Schema, data_format: DataFormat) -> bool:
+    """Return whether the samples in a table are numbers, and no image files."""
+    if data_format.feature_columns:
+        return True
+    named = {data_format.image_column, *KNOWN_COLUMNS[IMAGES]}
+    return not any(holds_files(field.type) or field.name in named for field in schema)
+
+
+def numbers_in(
+    tables: Sequence[pa.Table], data_format: DataFormat, owner: str, grouping: Grouping = UNGROUPED
+) -> NumberTable:
+    """Return the rows of some tables, which have the same columns in any order."""
+    schema, label, classes = tables[0].schema, "", [""]
+    labels = np.zeros(sum(map(len, tables)), dtype=np.int64)
+    if data_format.labeled:
+        label = find_label(schema, data_format, owner, is_image=False)
+        _require_columns(tables, [label], owner)
+        labels, classes = numbered(
+            [table.column(label) for table in tables],
+            [recorded_names(table.schema, label) for table in tables],
+            data_format.classes,
+            f"{owner}, label-column {label!r}",
+        )
+    others = {label, data_format.label_column, data_format.client_column, grouping.column}
+    columns = data_format.feature_columns or _columns_of_numbers(tables, others, owner)
+    _require_columns(tables, columns, owner)
+    samples = np.concatenate([_samples(table, columns, owner) for table in tables])
+    left_out = [name for name in schema.names if name not in {*columns, *others}]
+    told = f"{owner}: {len(samples)} rows; {len(columns)} columns of numbers ({_listed(columns)})"
+    if label:
+        told += f"; {int(labels.max()) + 1} classes ({_listed(classes)}) in {label!r}"
+    if left_out:
+        told += f"; left out: {_listed(left_out)}"
+    groups = [g for table in tables for g in groups_in(table, grouping.column)]
+    sizes = list(map(len, tables))
+    return NumberTable(torch.from_numpy(samples), labels, sizes, tuple(columns), groups, told)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    return ", ".join([*names[:MOST_NAMED], *more])
+
+
+def _require_columns(tables: Sequence[pa.Table], names: Sequence[str], owner: str) -> None:
+    for table in tables:
+        if missing := [name for name in names if name not in table.schema.names]:
+            raise DataError(
+                f"{owner} has no column {', '.join(map(repr, missing))}; it has "
+                f"{', '.join(table.schema.names)}"
+            )
+
+
+def _columns_of_numbers(
+    tables: Sequence[pa.Table], others: set[str], owner: str
+) -> tuple[str, ...]:
+    """Return all columns of numbers but some; ask whether what numbers the rows is one."""
+    schema = tables[0].schema
+    found = [f.name for f in schema if f.name not in others and _is_number(_innermost(f.type))]
+    if not found:
+        raise DataError(f"{owner} has no columns of numbers; it has {', '.join(schema.names)}")
+    for name in found:
+        values = pa.chunked_array([c for table in tables for c in table.column(name).chunks])
+        is_whole = pa.types.is_integer(values.type)
+        if is_whole and len(values) > 1 and len(values.unique()) == len(values):
+            raise DataError(
+                f"{owner}: column {name!r} has another whole number in each row, as identifiers "
+                f"do: set feature-columns to the columns to read, of {','.join(found)}"
+            )
+    return tuple(found)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    is_kind = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    return any(is_one(kind) for is_one in is_kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    is_kind = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_one(kind) for is_one in is_kind)
+
+
+def _innermost(kind: Any) -> pa.DataType:
+    while _is_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _samples(table: pa.Table, columns: Sequence[str], owner: str) -> NDArray[np.float32]:
+    """Return a table's rows, (n, columns) float32; those of one column of lists (n, ...)."""
+    found = [_numbers(table.column(name), f"{owner}: column {name!r}") for name in columns]
+    if len(found) == 1 and found[0].ndim > 1:
+        return found[0]
+    return np.hstack([values.reshape(len(table), -1) for values in found])
+
+
+def _numbers(column: Any, name: str) -> NDArray[np.float32]:
+    """Return the numbers of a column, (n,), or (n, ...) if it has lists, float32."""
+    shape = [len(column)]
+    while _is_list(column.type):
+        lengths = pa.compute.list_value_length(column)
+        if lengths.null_count or len(lengths.unique()) > 1:
+            raise DataError(f"{name} has lists of several lengths, or empty rows")
+        column = pa.compute.list_flatten(column)
+        shape.append(len(column) // max(math.prod(shape), 1))
+    if not _is_number(column.type):
+        raise DataError(
+            f"{name} holds {column.type} and no numbers: write its values as numbers, or leave it "
+            "out of feature-columns"
+        )
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    values = column.cast(pa.float64(), safe=False).fill_null(math.nan).combine_chunks()
+    numbers = np.from_dlpack(values).astype(np.float32).reshape(shape)
+    if np.isinf(numbers).any():
+        raise DataError(f"{name} has numbers that are not finite")
+    return numbers

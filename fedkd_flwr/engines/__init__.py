@@ -13,19 +13,3 @@ from fedkd_flwr.engines.starting import (
     with_absolute_folders,
     with_natural_clients,
 )
-
-__all__ = [
-    "InProcessGrid",
-    "check_engine",
-    "deployed_to",
-    "find_engine",
-    "flower_log_level",
-    "resolve_output",
-    "resume",
-    "resumed",
-    "run",
-    "run_configuration",
-    "run_deployment",
-    "with_absolute_folders",
-    "with_natural_clients",
-]

@@ -46,11 +46,7 @@ class Finding:
 
 
 def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> list[Finding]:
-    """Check everything that a node needs for a run: policy, config, data, model, folders.
-
-    The policy is that of a deployment where the node config says nothing else. One per check, in
-    the order of a node's work. A check is left out if it depends on one that failed.
-    """
+    """Check everything that a node needs for a run: policy, config, data, model, folders."""
     findings = [_found("policy", lambda: _check_policy(run_config, node_config))]
     if not findings[0].ok:
         return findings
@@ -82,7 +78,6 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
 
 
 def _found(check: str, examine: Callable[[], str]) -> Finding:
-    """Turn the result or the exception of a check into a finding."""
     try:
         return Finding(check, True, examine())
     # Any error here would also occur in the run.
@@ -91,7 +86,6 @@ def _found(check: str, examine: Callable[[], str]) -> Finding:
 
 
 def _check_policy(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> str:
-    """Describe the policy of the node, after checking what the run config names."""
     policy = read_policy(node_config)
     policy.check_names(run_config, str(node_config.get("data-path", "")))
     return policy.described()
@@ -109,10 +103,6 @@ def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any])
 
 
 def _check_privacy(client: PersonalClient) -> str:
-    """Say how much of the budget is spent, or that the run has no noise.
-
-    Raises `ValueError` if one more training or release of the run would exceed the budget.
-    """
     policy, ledger = client.session.policy, client.session.node.ledger
     if client.session.run.method.record.family == "nothing":
         return "the method exchanges nothing"
@@ -202,10 +192,7 @@ def _check_model(client: PersonalClient) -> str:
 
 
 def _tried(client: PersonalClient) -> str:
-    """Take one training step with a new model as in a round, or fit one, and say how it went.
-
-    Raises `ValueError` if the step fails, or the loss is not finite.
-    """
+    """Take one training step with a new model as in a round, or fit one, and say how it went."""
     session, data = client.session, client.data
     if isinstance(client, EstimatorClient):
         client.refit()

@@ -47,13 +47,10 @@ ClientCall = Callable[[Message, Context], Message]
 
 
 class InProcessGrid(MessageGrid):
-    """Delivers messages by calling the ClientApp, one client after another.
+    """Delivers messages by calling the ClientApp, one client after another, or `together`.
 
-    Client n of N gets partition-id n. With a config that this process has read, clients keep their
-    memory as tensors; with Flower's flat one it is arrays in their contexts, as on the nodes of a
-    federation. By default clients trust the server, since both are of this process. `together`
-    handles the train messages of one exchange at once, instead of `client_app`. An exception in the
-    user's code is a failed reply, or stops the run where `on_client_error` is ``stop``.
+    With a config that this process has read, clients keep their memory as tensors; with Flower's
+    flat one it is arrays in their contexts, as on the nodes of a federation.
     """
 
     serves_in_turn = True
@@ -136,7 +133,7 @@ class InProcessGrid(MessageGrid):
             return []
         if self._together and total > 1 and first.metadata.message_type == MessageType.TRAIN:
             together = [first, *waiting]
-            if _are_for_different_clients(together):
+            if len({message.metadata.dst_node_id for message in together}) == len(together):
                 return self._serve_together(together)
             waiting = iter(together[1:])
         tell = self._teller(first.metadata.message_type, total)
@@ -150,15 +147,12 @@ class InProcessGrid(MessageGrid):
         return replies
 
     def _teller(self, message_type: str, total: int) -> Callable[[int], None]:
-        """Return a function that reports that further messages were handled."""
-        answered, started_at = 0, time.monotonic()
+        answered = 0
 
         def tell(more: int) -> None:
             nonlocal answered
             answered += more
             self._observer.clients_answered(message_type, answered, total)
-            if self.duration and message_type == MessageType.TRAIN:
-                self.duration.trained(time.monotonic() - started_at, answered, total)
 
         return tell
 
@@ -210,25 +204,13 @@ class InProcessGrid(MessageGrid):
         return draft
 
     def _answered(self, message: Message, draft: Context, outcome: Message | Exception) -> Message:
-        """Return the reply or an error message. The draft is kept only with a reply.
-
-        As in Flower's own engines, a client that fails keeps nothing of the failed message.
-        """
+        """Return the reply or an error message; a client that fails keeps nothing."""
         if isinstance(outcome, Message):
             self._contexts[draft.node_id] = draft
             return outcome
         self._tracebacks.log_once(outcome, draft.node_config["partition-id"])
-        return _failure(message, outcome)
-
-
-def _are_for_different_clients(messages: Sequence[Message]) -> bool:
-    """Return whether no two messages are for the same client."""
-    return len({message.metadata.dst_node_id for message in messages}) == len(messages)
-
-
-def _failure(message: Message, error: Exception) -> Message:
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        reason = f"{type(outcome).__name__}: {' '.join(str(outcome).split())}"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 _ONE_RUN = threading.RLock()
@@ -240,12 +222,7 @@ def run_in_process(
     observer: Observer | None = None,
     resources: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run a method with all clients in this process.
-
-    Unless the observer reads Flower's log, warnings are printed. `resources` is Flower's federation
-    config, which this engine refuses. Raises `ConfigError` if the device cannot be used, or there
-    is a federation config.
-    """
+    """Run a method with all clients in this process."""
     check_in_process(configuration, resources)
     together = None if configuration.run.cohort == "off" else train_together
     grid = InProcessGrid(
@@ -275,11 +252,7 @@ def check_in_process(configuration: Configuration, resources: Mapping[str, Any] 
         raise ConfigError(
             "The engine in-process takes no federation config; type --engine simulation."
         )
-    require_device(configuration.run.torch_device)
-
-
-def require_device(device: str) -> None:
-    """Check that PyTorch can use a device."""
+    device = configuration.run.torch_device
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -15,8 +15,7 @@ from fedkd_flwr.runs.continuing import checkpoint_to_continue_from
 from strategies.core.printable_text import without_colors
 from strategies.core.rounds import Observer, RoundRecord
 
-BOX = " │╭─╮╰╯"
-"""Characters of the box that Flower draws around an error message."""
+BOX = " │╭─╮╰╯"  # characters of the box that Flower draws around an error message
 
 
 def run_simulation(
@@ -24,13 +23,7 @@ def run_simulation(
     observer: Observer | None = None,
     resources: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run a method with ``flwr run`` under Ray, on a SuperLink started for this run.
-
-    The output directory is absolute. Ray's processes do not report progress within a round.
-    `resources` is Flower's federation config, such as ``client-resources-num-gpus``. Raises
-    `ConfigError` if this is no clone of the project, or the config names an object of this process;
-    `RuntimeError` if the run fails; with the line of the log that says why.
-    """
+    """Run a method with ``flwr run`` under Ray, on a SuperLink started for this run."""
     check_simulation(configuration)
     directory = Path(configuration.run.output_dir)
     completed = _completed_rounds(configuration)
@@ -67,7 +60,6 @@ def check_simulation(
 
 
 def _completed_rounds(configuration: Configuration) -> int:
-    """Return the round after which the run continues; 0 for a new run."""
     run = configuration.run
     if not run.resume:
         return 0
@@ -76,11 +68,7 @@ def _completed_rounds(configuration: Configuration) -> int:
 
 
 def _follow(
-    command: list[str],
-    env: dict[str, str],
-    directory: Path,
-    observer: Observer,
-    rounds_seen: int,
+    command: list[str], env: dict[str, str], directory: Path, observer: Observer, rounds_seen: int
 ) -> str:
     """Run ``flwr run``; pass on its log and new rounds; return the line that explains a failure."""
     rows = directory / "rounds.jsonl"

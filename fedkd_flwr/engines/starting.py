@@ -1,16 +1,19 @@
-"""Start and continue runs from Python, on an engine that is found by its name."""
+"""Start and continue runs from Python, on an engine found by its name; show a bar over rounds."""
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
+
+from tqdm import tqdm
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config.toml_files import upon_preset
 from fedkd_flwr.custom_objects.naming import name_objects
 from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE, forget_changed_folders
 from fedkd_flwr.engines.in_process import check_in_process, run_in_process
-from fedkd_flwr.engines.round_bar import Progress, observer_of, saying_how_to_go_on
 from fedkd_flwr.engines.simulation import check_simulation, run_simulation
 from fedkd_flwr.runs import (
     Run,
@@ -19,13 +22,81 @@ from fedkd_flwr.runs import (
     default_run_directory,
     load_run,
     names_of_code,
+    read_checkpoint,
     recorded_config,
 )
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.recorded import require_same_objects
 from fedkd_flwr.server_app import check_run
-from strategies.core.rounds import Observer, OnRound
+from strategies.core.rounds import Observer, OnRound, RoundRecord, RowObserver
 from strategies.core.settings_groups import kebab_case
+
+Progress = bool | Literal["auto"]
+"""Whether a bar is shown; ``"auto"`` shows it in notebooks and on terminals."""
+
+
+def observer_of(
+    configuration: Configuration, progress: Progress, on_round: OnRound | None
+) -> Observer:
+    """Return what follows a run for code that has started it."""
+    someone_looks = sys.stderr.isatty() or "ipykernel" in sys.modules
+    follow = on_round or (lambda row: None)
+    if someone_looks if progress == "auto" else progress:
+        run = configuration.run
+        return RoundBar(run.strategy, run.plan.num_server_rounds, follow)
+    return RowObserver(follow)
+
+
+class RoundBar(RowObserver):
+    """A bar over the rounds with accuracy and time left; it begins with the run directory."""
+
+    def __init__(self, title: str, rounds: int, on_round: OnRound) -> None:
+        super().__init__(on_round)
+        self._title, self._rounds = title, rounds
+        self._bar: tqdm[None] | None = None
+
+    def run_started(self, run: Any) -> None:
+        """Show where the run is, and rounds that it has."""
+        bar = self._begin(len(run.round_rows))
+        if not bar.disable:
+            bar.write(f"Run directory: {run.path}", file=sys.stderr)
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """Show a finished round and its accuracy."""
+        bar = self._bar or self._begin(record.server_round - 1)
+        if (accuracy := record.row["accuracy_mean"]) is not None:
+            bar.set_postfix(accuracy=f"{accuracy:.1%}")
+        bar.update()
+        super().round_finished(record)
+
+    def run_finished(self, summary: Mapping[str, Any]) -> None:
+        """Leave the bar as it is."""
+        self.run_stopped()
+
+    def run_stopped(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar:
+            self._bar.close()
+
+    def _begin(self, done: int) -> "tqdm[None]":
+        self._bar = tqdm(desc=self._title, total=self._rounds, initial=done, unit="round")
+        return self._bar
+
+
+@contextmanager
+def saying_how_to_go_on(configuration: Configuration) -> Iterator[None]:
+    """Add to a Ctrl-C what the stopped run is good for."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        path = Path(configuration.run.output_dir)
+        if completed := read_checkpoint(path).completed_rounds:
+            stop.add_note(
+                f"Stopped after round {completed} of {configuration.run.plan.num_server_rounds}. "
+                f"Look at it with fedkd_flwr.load_run({str(path)!r}), continue with "
+                "fedkd_flwr.resume, or end it with fedkd_flwr.resume(..., stop=True)."
+            )
+        raise
 
 
 def run(
@@ -102,7 +173,9 @@ def _followed(
 ) -> Run:
     """Run a method; a Ctrl-C says what the stopped run is good for."""
     with saying_how_to_go_on(configuration):
-        return find_engine(engine)(configuration, observer_of(configuration, progress, on_round))
+        return find_engine(engine)(
+            configuration, observer_of(configuration, progress, on_round), None
+        )
 
 
 def resume(
@@ -165,12 +238,7 @@ def _read_changed_folders_again(configuration: Configuration) -> None:
 
 
 def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
-    """Return the config with absolute folders, and with a new run directory if it names none.
-
-    Clients save their memory in the run directory, so that the run can be continued. With
-    ``num-clients = 0`` the run has a client for each value of ``client-column``, or for each folder
-    or file of ``clients:PATH`` and ``pfllib:PATH``.
-    """
+    """Return the config with absolute folders, and with a new run directory if it names none."""
     configuration = with_natural_clients(configuration)
     run = configuration.run
     path = absolute(run.output_dir or default_run_directory(configuration, parent))
@@ -179,11 +247,7 @@ def resolve_output(configuration: Configuration, parent: Path) -> Configuration:
 
 
 def with_natural_clients(configuration: Configuration) -> Configuration:
-    """Return the config with a client for each value of ``client-column``, or each file of clients.
-
-    It is unchanged unless it leaves N open. Raises `DataError` if the data set has no such column,
-    or no such files.
-    """
+    """Return the config with a client for each owner of samples, if it leaves N open."""
     data, plan = configuration.run.data, configuration.run.plan
     if plan.num_clients or data.partition not in (BY_COLUMN, BY_FILE):
         return configuration
@@ -194,17 +258,9 @@ def with_natural_clients(configuration: Configuration) -> Configuration:
 
 
 def resumed(
-    path: str | Path,
-    changes: Mapping[str, Any] | None = None,
-    allow_code: str | Iterable[str] = (),
+    path: str | Path, changes: Mapping[str, Any] | None = None, allow_code: str | Iterable[str] = ()
 ) -> Configuration:
-    """Return the config with which a run is continued.
-
-    The directory may have been moved. `check_run` refuses changes that may not be. Code in
-    `changes` may be named in any case. Raises `RunDirectoryError` if there is no run, it is
-    damaged, or it names code that the user has not named; `ConfigError` if the changes are not
-    valid, or name another directory.
-    """
+    """Return the config with which a run is continued."""
     stopped = load_run(path, allow_code)
     require_same_objects(stopped, changes or {})
     place = {"output-dir": str(stopped.path)}
@@ -248,33 +304,18 @@ def _absolute(folder: str) -> str:
     return str(absolute(folder)) if folder else ""
 
 
-class Engine(Protocol):
-    """Runs a method as its config says and returns the finished run."""
-
-    def __call__(
-        self,
-        configuration: Configuration,
-        observer: Observer | None = None,
-        resources: Mapping[str, Any] | None = None,
-    ) -> Run:
-        """Run the method; see `fedkd_flwr.engines.simulation.run_simulation` for the parameters."""
-
+Engine = Callable[[Configuration, Observer | None, Mapping[str, Any] | None], Run]
+"""Runs a method as its config says, with Flower's federation config, and returns the run."""
 
 ENGINES: dict[str, Engine] = {"in-process": run_in_process, "simulation": run_simulation}
 """Where clients can run."""
 
-CHECKS: dict[str, Callable[[Configuration, Mapping[str, Any] | None], None]] = {
-    "in-process": check_in_process,
-    "simulation": check_simulation,
-}
+CHECKS = {"in-process": check_in_process, "simulation": check_simulation}
 """What refuses a run that an engine cannot start on this machine."""
 
 
 def find_engine(name: str) -> Engine:
-    """Return the engine of a name.
-
-    Raises `ConfigError` if there is none; with the allowed names.
-    """
+    """Return the engine of a name."""
     if name not in ENGINES:
         starts = [engine for engine in ENGINES if name and engine.startswith(name.lower())]
         close = starts or difflib.get_close_matches(name.lower(), ENGINES, n=1)
@@ -289,8 +330,5 @@ def find_engine(name: str) -> Engine:
 def check_engine(
     name: str, configuration: Configuration, resources: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse a run that an engine cannot start on this machine.
-
-    Raises `ConfigError` with one sentence; the engine itself would raise the same.
-    """
+    """Refuse a run that an engine cannot start on this machine."""
     CHECKS[name](configuration, resources)

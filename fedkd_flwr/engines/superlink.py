@@ -9,7 +9,6 @@ import time
 import urllib.request
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,17 +17,15 @@ import psutil
 from strategies.core import flower
 from strategies.core.flower import LOCAL_SUPERLINK_HTTP_API_PORT
 
-START_SECONDS = 60.0
-"""How long a SuperLink may take to start."""
+START_SECONDS = 60.0  # how long a SuperLink may take to start
 
 
 @contextmanager
 def superlink(folder: Path) -> Iterator[dict[str, str]]:
-    """Start a local SuperLink on free ports, and stop it at the end.
+    """Start a local SuperLink on free ports, and stop it at the end; yield its environment.
 
     Flower would start one itself on a fixed port and leave it running, with the working directory
-    and environment of its first caller. `folder` becomes its FLWR_HOME. Yield the environment in
-    which ``flwr`` finds it.
+    and environment of its first caller.
     """
     http_port, control_port = free_port(), free_port()
     env = {
@@ -59,10 +56,7 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return the environment for Flower's programs: no telemetry and no check for updates.
-
-    A user who has set these variables decides.
-    """
+    """Return the environment for Flower's programs: no telemetry and no check for updates."""
     return {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **os.environ}
 
 
@@ -123,48 +117,22 @@ def _files_below(root: Path) -> Iterator[Path]:
         yield from (path for path in paths if not path.is_symlink())
 
 
-PROGRAM = "flower-superlink"
-"""Flower's program, as it stands in the command line."""
-
-SIMULATION_PROGRAM = "flwr-simulation"
-"""Flower's program that executes one run in simulation."""
+PROGRAM = "flower-superlink"  # Flower's program, as it stands in the command line
 
 LOG_FILE = ("local-superlink", "superlink.log")
 """Last parts of the path that Flower passes as ``--log-file``."""
 
-STOP_SECONDS = 20.0
-"""How long processes may take to end before they are killed."""
-
-ADDRESS = f"127.0.0.1:{LOCAL_SUPERLINK_HTTP_API_PORT}"
-"""Where ``flwr run`` looks for its SuperLink."""
+STOP_SECONDS = 20.0  # how long processes may take to end before they are killed
+ADDRESS = f"127.0.0.1:{LOCAL_SUPERLINK_HTTP_API_PORT}"  # where ``flwr run`` looks for its SuperLink
 
 
-@dataclass(frozen=True)
-class StoppedSuperLink:
-    """A background SuperLink that was stopped.
-
-    `may_have_run` says whether a run's process was alive, so that a run was executing or had just
-    finished.
-    """
-
-    process_id: int
-    may_have_run: bool
-
-
-def stop_background_superlinks() -> list[StoppedSuperLink]:
-    """Stop the background SuperLink of this user, and the processes that it started.
-
-    Return what was stopped; empty if none was running. Raises `psutil.AccessDenied` if the
-    operating system does not let this user stop it.
-    """
+def stop_background_superlinks() -> list[int]:
+    """Stop the background SuperLink of this user and what it started; return its process id."""
     return [_stop(process) for process in _background_superlinks()]
 
 
 def is_background_superlink(command_line: list[str]) -> bool:
-    """Return whether a command line is that of the SuperLink that ``flwr run`` starts.
-
-    The interpreter may come first.
-    """
+    """Return whether a command line is that of the SuperLink that ``flwr run`` starts."""
     programs = [Path(argument).stem for argument in command_line[:2]]
     options = dict(pairwise(command_line))
     return (
@@ -186,12 +154,11 @@ def _background_superlinks() -> list[psutil.Process]:
     ]
 
 
-def _stop(process: psutil.Process) -> StoppedSuperLink:
+def _stop(process: psutil.Process) -> int:
     """Stop a SuperLink, then those of its processes that do not end with it."""
     started: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         started = process.children(recursive=True)
-    may_have_run = any(map(_executes_a_run, started))
     with suppress(psutil.NoSuchProcess):
         process.terminate()
     # The SuperLink ends its own processes; the rest is killed.
@@ -202,14 +169,7 @@ def _stop(process: psutil.Process) -> StoppedSuperLink:
     for late in remaining:
         with suppress(psutil.NoSuchProcess):
             late.kill()
-    return StoppedSuperLink(process.pid, may_have_run)
-
-
-def _executes_a_run(process: psutil.Process) -> bool:
-    try:
-        return any(Path(part).stem == SIMULATION_PROGRAM for part in process.cmdline()[:2])
-    except psutil.Error:
-        return False
+    return process.pid
 
 
 def _running(processes: Collection[psutil.Process]) -> list[psutil.Process]:

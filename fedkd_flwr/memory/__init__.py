@@ -1,33 +1,32 @@
 """What a client remembers between messages, in Flower's context and in a folder."""
 
-from fedkd_flwr.memory.context import (
+from fedkd_flwr.memory.folder import (
+    ROUNDS_KEPT,
+    RUNS_KEPT,
+    TOGETHER,
+    DamagedMemoryError,
+    ForgottenRunError,
+    MemoryFolder,
+    SharedFolder,
+    forget_old_runs,
+    locked,
+    round_of,
+)
+from fedkd_flwr.memory.memory import (
+    MODEL,
+    SPENT,
     InProcessContext,
+    Memory,
     PartOfMemory,
     Place,
+    State,
+    StoredState,
     memories_in,
     own_context,
 )
-from fedkd_flwr.memory.folder import (
-    PROGRESS,
-    RUNS_KEPT,
-    ForgottenRunError,
-    MemoryFolder,
-    forget_old_runs,
-)
-from fedkd_flwr.memory.lock import locked
-from fedkd_flwr.memory.memory import MODEL, SPENT, Memory
-from fedkd_flwr.memory.round_files import (
-    ROUNDS_KEPT,
-    TOGETHER,
-    DamagedMemoryError,
-    SharedFolder,
-    round_of,
-)
-from fedkd_flwr.memory.state import State, StoredState
 
 __all__ = [
     "MODEL",
-    "PROGRESS",
     "ROUNDS_KEPT",
     "RUNS_KEPT",
     "SPENT",

@@ -1,41 +1,249 @@
 """A client's memory on disk, one file for each round in which the client trained.
 
-Flower's context exists as long as its SuperNode or simulation. With a ``state-dir`` a client also
-writes its memory to ``STATE-DIR/PARTITION-ID/RUN/``, so that a restarted node or a resumed run can
-continue, with any engine. The client's last two rounds are kept, because the server may have to
-repeat the newest one. A process that serves all clients writes one file for all of them, see
-`fedkd_flwr.memory.round_files`; every engine reads both.
-
-Each run has its own folder, and a node keeps the last few runs. The memory of older runs is
-removed, but a mark remains: a node that is asked to continue such a run refuses instead of
-starting over.
+With a ``state-dir`` a restarted node or a resumed run can continue, with any engine. The last two
+rounds are kept, because the server may repeat the newest one. A node keeps the last few runs; of
+older ones a mark remains, so that it refuses to continue them.
 """
 
 import json
 import math
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from logging import WARNING
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from fedkd_flwr.files import make_folder, sync, write_arrays, write_text
-from fedkd_flwr.memory.lock import locked
-from fedkd_flwr.memory.memory import Memory
-from fedkd_flwr.memory.round_files import (
-    MEMORIES,
-    ROUNDS_KEPT,
-    DamagedMemoryError,
-    SharedFolder,
-    arrays_of_memory,
-    contents_of,
-    read_memory,
-    require_readable,
-    round_of,
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fedkd_flwr.files import (
+    DTYPES,
+    lock_file,
+    make_folder,
+    open_private,
+    sync,
+    write_arrays,
+    write_text,
 )
+from fedkd_flwr.memory.memory import Memory
 from strategies.core.flower import log
 
-PROGRESS = "progress-*.safetensors"
-"""Pattern of the files with a client's progress within a long message, one for each round."""
+
+@contextmanager
+def locked(folder: Path, wait: bool = True) -> Iterator[bool]:
+    """Lock a folder, made if missing, against other processes and threads.
+
+    Yield whether it is locked: False only without `wait`, True on file systems without locks.
+    """
+    make_folder(folder)
+    with open_private(folder / "lock", "ab") as file:
+        yield lock_file(file, wait) is not False
+
+
+MEMORIES = "round-*.safetensors"
+"""Pattern of the files with memories, one for each round."""
+
+TOGETHER = "together"
+"""Name of the folder, beside those of single clients, with files for many clients."""
+
+ROUNDS_KEPT = 2
+"""Number of rounds, the newest included, whose checkpoints and memories are kept on disk."""
+
+NUMPY_NAMES = {stored: name for name, stored in DTYPES.items()}
+"""Names in NumPy of the types of stored arrays."""
+
+
+class DamagedMemoryError(RuntimeError):
+    """A memory on disk that cannot be read. The message is one sentence."""
+
+
+class Contents(NamedTuple):
+    """Metadata of a file, entries of arrays by the two parts of their names, and first byte."""
+
+    metadata: dict[str, Any]
+    arrays: dict[str, dict[str, Any]]
+    start: int
+
+
+def round_of(file: Path) -> int:
+    """Return the round of a file."""
+    return int(file.stem.rpartition("-")[2])
+
+
+def arrays_of_memory(memory: Memory) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a memory as arrays by ``group/name``."""
+    return {
+        f"{group}/{name}": tensor.detach().cpu().numpy()
+        for group, tensors in memory.tensors.items()
+        for name, tensor in tensors.items()
+    }
+
+
+def read_memory(file: Path) -> Memory:
+    """Read the memory of a file with one client."""
+    contents = contents_of(file)
+    groups = {group: _tensors(file, own) for group, own in contents.arrays.items()}
+    return Memory(groups, contents.metadata["numbers"])
+
+
+def require_readable(file: Path) -> None:
+    """Check that a file exists and is complete."""
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise _damaged(file, str(error)) from None
+
+
+# ---- Files with many clients -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SharedFolder:
+    """The files with the memories of all clients of one run, in ``STATE-DIR/together/RUN``."""
+
+    path: Path
+
+    @classmethod
+    def of_run(cls, state_dir: Path, run_id: str) -> "SharedFolder":
+        """Return the folder of a run."""
+        return cls(state_dir / TOGETHER / run_id)
+
+    def write(self, memories: Mapping[int, Memory], server_round: int) -> None:
+        """Write the memories of clients that trained in a round, and remove those not needed.
+
+        Raises `OSError` if the disk refuses, and `DamagedMemoryError`.
+        """
+        of_round = {
+            str(client): memory
+            for client, memory in sorted(memories.items())
+            if memory.server_round == server_round and memory.holds_state
+        }
+        if not of_round:
+            return
+        before = self.newest(server_round)
+        rounds = {**self.rounds(before), **dict.fromkeys(of_round, server_round)}
+        arrays = {
+            f"{client}/{name}": array
+            for client, memory in of_round.items()
+            for name, array in arrays_of_memory(memory).items()
+        }
+        numbers = {client: memory.numbers for client, memory in of_round.items()}
+        metadata = {"numbers": json.dumps(numbers), "rounds": json.dumps(rounds)}
+        make_folder(self.path)
+        write_arrays(self.file(server_round), arrays, metadata)
+        # Later rounds are from before the run was continued from an earlier round.
+        self._keep([file for file in self.files() if round_of(file) <= server_round][-ROUNDS_KEPT:])
+
+    def keep_newest(self) -> None:
+        """Remove all files but the newest, and those that it names."""
+        self._keep(self.files()[-1:])
+
+    def files(self) -> list[Path]:
+        """Return the files in the order of their rounds."""
+        return sorted(self.path.glob(MEMORIES))
+
+    def file(self, server_round: int) -> Path:
+        """Return the file of a round."""
+        return self.path / MEMORIES.replace("*", f"{server_round:06d}")
+
+    def newest(self, before_round: float = math.inf) -> Path | None:
+        """Return the newest file from before a round, if there is one."""
+        older = [file for file in self.files() if round_of(file) < before_round]
+        return older[-1] if older else None
+
+    def rounds(self, file: Path | None) -> dict[str, int]:
+        """Return the round of each client's newest memory, as a file names them."""
+        return contents_of(file).metadata.get("rounds", {}) if file else {}
+
+    def round_of_client(self, client: str, before_round: float) -> int:
+        """Return the round of a client's newest memory from before a round; 0 for none."""
+        return self.rounds(self.newest(before_round)).get(client, 0)
+
+    def numbers(self, client: str, server_round: int) -> dict[str, dict[str, float]]:
+        """Return the numbers of a client's memory of a round."""
+        numbers: dict[str, dict[str, dict[str, float]]]
+        numbers = contents_of(self.file(server_round)).metadata["numbers"]
+        return numbers[client]
+
+    def read(self, client: str, server_round: int) -> Memory:
+        """Return a client's memory of a round."""
+        return read_one_of_many(self.file(server_round), client)
+
+    def require_readable(self, before_round: float) -> None:
+        """Check that the newest memory of every client from before a round can be read."""
+        for known in set(self.rounds(self.newest(before_round)).values()):
+            require_readable(self.file(known))
+
+    def _keep(self, files: list[Path]) -> None:
+        """Remove all files but some, and those that they name."""
+        needed = {self.file(known) for file in files for known in self.rounds(file).values()}
+        for file in set(self.files()) - needed - set(files):
+            file.unlink()
+
+
+def read_one_of_many(file: Path, client: str) -> Memory:
+    """Read the memory of one client of a file with many."""
+    contents = contents_of(file)
+    groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in _tensors(file, contents.arrays.get(client, {})).items():
+        group, _, own = name.partition("/")
+        groups[group][own] = tensor
+    return Memory(groups, contents.metadata["numbers"][client])
+
+
+# ---- Contents of a file ------------------------------------------------------------------
+
+
+def contents_of(file: Path) -> Contents:
+    """Return what the header of a file names. Do not change it."""
+    try:
+        known = file.stat()
+    except OSError as error:
+        raise _damaged(file, str(error)) from None
+    return _contents(file, (known.st_ino, known.st_size, known.st_mtime_ns))
+
+
+# All clients of a process read the header of the same file.
+@lru_cache(maxsize=4)
+def _contents(file: Path, version: tuple[int, ...]) -> Contents:
+    require_readable(file)
+    with file.open("rb") as stored:
+        size = int.from_bytes(stored.read(8), "little")
+        header = json.loads(stored.read(size))
+    try:
+        metadata = {name: json.loads(text) for name, text in header.pop("__metadata__", {}).items()}
+        metadata["numbers"]
+    except (ValueError, KeyError) as error:
+        raise _damaged(file, f"it lacks {error}") from None
+    arrays: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name, entry in header.items():
+        first, _, rest = name.partition("/")
+        arrays[first][rest] = entry
+    return Contents(metadata, arrays, 8 + size)
+
+
+def _tensors(file: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
+    start, tensors = contents_of(file).start, {}
+    with file.open("rb") as stored:
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            stored.seek(start + begin)
+            array = np.frombuffer(bytearray(stored.read(end - begin)), NUMPY_NAMES[entry["dtype"]])
+            tensors[name] = torch.from_numpy(array.reshape(entry["shape"]))
+    return tensors
+
+
+def _damaged(file: Path, reason: str) -> DamagedMemoryError:
+    remedy = "restore it from a backup, or repeat the run"
+    return DamagedMemoryError(f"{file} is damaged ({reason}); {remedy}.")
+
 
 RUNS_KEPT = 5
 """Number of runs whose memory is kept on disk, if the node config has no ``keep-runs``."""
@@ -53,10 +261,7 @@ class ForgottenRunError(RuntimeError):
 
 @dataclass(frozen=True)
 class MemoryFolder:
-    """The files with one client's memory of one run.
-
-    They lie in ``STATE-DIR/PARTITION-ID/RUN``, which is made when something is written.
-    """
+    """The files with one client's memory of one run, in ``STATE-DIR/PARTITION-ID/RUN``."""
 
     path: Path
 
@@ -75,19 +280,14 @@ class MemoryFolder:
 
     # ---- The memory after a round ----------------------------------------------------
 
-    def write(
-        self,
-        memory: Memory,
-        replaceable: Collection[Path] | None = None,
-    ) -> None:
-        """Write a memory as that of its round, completely or not at all; `sync` makes it last.
-
-        `replaceable` are the memories that may be removed; by default all.
-        """
+    def write(self, memory: Memory, replaceable: Collection[Path] | None = None) -> None:
+        """Write a memory as that of its round, and remove `replaceable` older ones; see `sync`."""
         newest = self.file(memory.server_round)
-        self._write(newest, memory, durable=True)
+        make_folder(self.path.parents[1])  # the state-dir; `sync` waits for folders below it
+        self.path.mkdir(parents=True, exist_ok=True)
+        numbers = {"numbers": json.dumps(memory.numbers)}
+        write_arrays(newest, arrays_of_memory(memory), numbers, durable=True)
         (self.path / FORGOTTEN).unlink(missing_ok=True)
-        self.remove_progress(memory.server_round)
         # Memories of later rounds are from before the run was continued from an earlier round.
         files = self.files()
         own = [file for file in files if file <= newest]
@@ -113,8 +313,7 @@ class MemoryFolder:
     def read(self, before_round: float) -> Memory | None:
         """Return the newest memory from before a round, or None.
 
-        Raises `ForgottenRunError` if it was removed to make room for later runs. Raises
-        `DamagedMemoryError` if it cannot be read.
+        Raises `ForgottenRunError` if it was removed for later runs, or `DamagedMemoryError`.
         """
         own, shared = self._newest(before_round)
         if shared:
@@ -122,28 +321,21 @@ class MemoryFolder:
         return read_memory(own) if own else None
 
     def numbers(self) -> dict[str, dict[str, float]]:
-        """Return the numbers of the newest memory; empty if there is none.
-
-        Raises `ForgottenRunError` or `DamagedMemoryError` as of `read`.
-        """
+        """Return the numbers of the newest memory; empty if there is none."""
         own, shared = self._newest(math.inf)
         if shared:
             return self._together.numbers(self._client, shared)
         return contents_of(own).metadata["numbers"] if own else {}
 
     def require_readable(self, before_round: float) -> None:
-        """Check that the newest memory from before a round can be read.
-
-        Raises `ForgottenRunError` or `DamagedMemoryError` as of `read`.
-        """
+        """Check that the newest memory from before a round can be read."""
         if file := self.newest(before_round):
             require_readable(file)
 
     def _newest(self, before_round: float) -> tuple[Path | None, int]:
         """Return the newest memory from before a round: its own file, or the round of a shared one.
 
-        Both may have a memory of one round if two engines have served the run. The one that was
-        written after more starts of the run is then the newer one.
+        Of one round, two engines may have written both; then more starts of the run decide.
         """
         own, shared = self.newest(before_round), self._together
         known = shared.round_of_client(self._client, before_round)
@@ -154,10 +346,7 @@ class MemoryFolder:
         return (own, 0) if of_own.start > of_shared.start else (None, known)
 
     def newest(self, before_round: float = math.inf) -> Path | None:
-        """Return the client's own file with the newest memory from before a round, if there is one.
-
-        Raises `ForgottenRunError` if it was removed to make room for later runs.
-        """
+        """Return the client's own file with the newest memory from before a round."""
         if (self.path / FORGOTTEN).exists():
             raise ForgottenRunError(
                 f"this node has removed its memory of run {self.path.name} for later runs "
@@ -168,7 +357,6 @@ class MemoryFolder:
 
     def keep_newest(self) -> None:
         """Remove everything but the newest memory."""
-        self.remove_progress()
         newest = self.newest()
         for file in self.path.glob(MEMORIES):
             if file != newest:
@@ -178,52 +366,10 @@ class MemoryFolder:
         """Remove all files."""
         for file in self.path.glob(MEMORIES):
             file.unlink()
-        self.remove_progress()
 
     def file(self, server_round: int) -> Path:
         """Return the file of a round's memory."""
         return self.path / MEMORIES.replace("*", f"{server_round:06d}")
-
-    # ---- Progress within a long message ----------------------------------------------
-
-    def write_progress(self, server_round: int, progress: Memory) -> None:
-        """Write the progress of a message that takes long, such as PersFL's second stage.
-
-        A memory is written at the end of a message, so an interruption would lose hours. The
-        progress has a file of its own, because a resumed run repeats the training of the round,
-        which writes the memory of the round anew. If the progress cannot be written, the message
-        continues without it.
-        """
-        try:
-            self._write(self._progress_file(server_round), progress, durable=False)
-        except OSError as error:
-            log(WARNING, "The progress of this message cannot be saved: %s", error)
-
-    def read_progress(self, server_round: int) -> Memory | None:
-        """Return the progress of an interrupted message; None if there is none to read."""
-        file = self._progress_file(server_round)
-        if not file.exists():
-            return None
-        try:
-            return read_memory(file)
-        except DamagedMemoryError as error:
-            log(WARNING, "The message starts over: %s", error)
-            return None
-
-    def remove_progress(self, before_round: float = math.inf) -> None:
-        """Remove the progress of all rounds before a round."""
-        for file in self.path.glob(PROGRESS):
-            if round_of(file) < before_round:
-                file.unlink(missing_ok=True)
-
-    def _progress_file(self, server_round: int) -> Path:
-        return self.path / PROGRESS.replace("*", f"{server_round:06d}")
-
-    def _write(self, file: Path, memory: Memory, durable: bool) -> None:
-        make_folder(self.path.parents[1])  # the state-dir; `sync` waits for folders below it
-        self.path.mkdir(parents=True, exist_ok=True)
-        numbers = {"numbers": json.dumps(memory.numbers)}
-        write_arrays(file, arrays_of_memory(memory), numbers, durable)
 
 
 # ---- The last few runs -------------------------------------------------------------------
@@ -232,9 +378,7 @@ class MemoryFolder:
 def forget_old_runs(current: MemoryFolder, keep: int) -> None:
     """Remove the memories of all but the last `keep` runs of a client; 0 for all.
 
-    The latest count, in the recorded order; runs of older versions have none, and come first, by
-    modification time. The current one is kept and counted, and so is a run that another process
-    serves now.
+    The current one is kept and counted, and so is a run that another process serves now.
     """
     with locked(current.path.parent):
         for path in _outdated(current.path, keep):
@@ -252,17 +396,13 @@ def _outdated(current: Path, keep: int) -> list[Path]:
     runs = [path for path in current.parent.iterdir() if next(path.glob(MEMORIES), None)]
     places = {name: place for place, name in enumerate(order)}
     others = sorted(
-        set(runs) - {current},
-        key=lambda path: (places.get(path.name, -1), path.stat().st_mtime),
+        set(runs) - {current}, key=lambda path: (places.get(path.name, -1), path.stat().st_mtime)
     )
     return others[: max(0, len(others) + 1 - keep)] if keep else []
 
 
 def _note_order(current: Path) -> list[str]:
-    """Record that a run is the latest of a client; return all recorded runs, the latest last.
-
-    The clock of a node may be wrong, and copying a folder changes the times of its files.
-    """
+    """Record that a run is the latest of a client; return all recorded runs, the latest last."""
     file = current.parent / ORDER
     before = file.read_text(encoding="utf-8").split() if file.exists() else []
     if before[-1:] == [current.name]:

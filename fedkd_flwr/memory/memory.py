@@ -1,10 +1,17 @@
 """A client's memory: named groups of tensors, and named groups of numbers."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
+from flwr.app import Array, ArrayRecord, Context, MetricRecord, RecordDict, UserConfig
 from torch import Tensor, nn
+
+from fedkd_flwr.config import Configuration
+from strategies.core.state import saved_fields
 
 ROUND = "progress"
 """Name of the numbers with the round that a memory includes."""
@@ -118,11 +125,7 @@ class Memory:
         if self.tensors.pop(group, None) is not None or self.numbers.pop(group, None) is not None:
             self.changed.add(group)
 
-    # ---- Models and optimizers -----------------------------------------------------------
-
-    def save_model(self, group: str, model: nn.Module) -> None:
-        """Store a model's parameters and buffers."""
-        self.save(group, model.state_dict())
+    # ---- Optimizers ------------------------------------------------------------------
 
     def save_momentum(
         self,
@@ -130,11 +133,9 @@ class Memory:
         names: Mapping[nn.Parameter, str],
         without: Collection[nn.Parameter] = (),
     ) -> None:
-        """Store an optimizer's state, such as momenta and step counts, by parameter.
+        """Store an optimizer's state by parameter, as ``model/head.bias/exp_avg``.
 
-        An entry's name is that of its parameter and its own, as ``model/head.bias/exp_avg``.
-        `names` are network and name of each parameter; the stored state of those in `without` stays
-        as it is.
+        The stored state of parameters in `without` stays as it is.
         """
         trained = {names[own]: own for own in _parameters(optimizer, without)}
         if not trained:
@@ -172,10 +173,7 @@ class Memory:
         names: Mapping[nn.Parameter, str],
         without: Collection[nn.Parameter] = (),
     ) -> None:
-        """Load the stored state into an optimizer, if any. Its learning rate does not change.
-
-        `names` are network and name of each parameter; those in `without` start without state.
-        """
+        """Load the stored state into an optimizer, but for parameters in `without`."""
         momenta, left_out, state = self._momenta(), set(without), {}
         for place, own in enumerate(_parameters(optimizer)):
             parts = momenta.get(names[own]) or momenta.get(str(place))
@@ -198,3 +196,202 @@ def _parameters(
     left_out = set(without)
     parameters = (own for part in optimizer.param_groups for own in part["params"])
     return [own for own in parameters if own not in left_out]
+
+
+class InProcessContext(Context):
+    """A context of a client whose messages are all handled by this process.
+
+    The process has read the run config already, so Flower's flat one is empty. The client's memory
+    has tensors on their device; a copy of the context has a draft of it.
+    """
+
+    is_in_process = True
+
+    def __init__(self, configuration: Configuration, node_id: int, node_config: UserConfig) -> None:
+        super().__init__(1, node_id, node_config, RecordDict(), {})
+        self.configuration = configuration
+        self.memory = Memory()
+
+    def __copy__(self) -> "InProcessContext":
+        copied = InProcessContext(self.configuration, self.node_id, self.node_config)
+        copied.memory = self.memory.draft()
+        return copied
+
+    def keep(self, memory: Memory) -> None:
+        """Keep a memory for the next message."""
+        self.memory = memory
+
+
+def memories_in(contexts: Mapping[int, Context]) -> dict[int, Memory]:
+    """Return the memories of the contexts that hold one."""
+    kept = contexts.items()
+    return {n: context.memory for n, context in kept if isinstance(context, InProcessContext)}
+
+
+class ContextOfNode:
+    """Flower's own context of a client, as on the nodes of a federation and under Ray.
+
+    `memory` is a new one with the arrays and numbers of the context's records.
+    """
+
+    is_in_process = False
+
+    def __init__(self, context: Context) -> None:
+        self._state = state = context.state
+        tensors = {
+            group: {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+            for group, record in state.array_records.items()
+        }
+        numbers = {
+            group: {name: float(number) for name, number in record.items()}  # type: ignore[arg-type]
+            for group, record in state.metric_records.items()
+        }
+        self.memory = Memory(tensors, numbers)
+
+    def keep(self, memory: Memory) -> None:
+        """Write a memory's changed groups to the records, and drop forgotten ones."""
+        state = self._state
+        for group in set(state) - {*memory.tensors, *memory.numbers}:
+            del state[group]
+        for group, tensors in memory.tensors.items():
+            if group in memory.changed:
+                arrays = {name: Array(tensor.cpu().numpy()) for name, tensor in tensors.items()}
+                state[group] = ArrayRecord(arrays)
+        for group, numbers in memory.numbers.items():
+            if group in memory.changed:
+                state[group] = MetricRecord(dict(numbers))
+
+
+class PartOfMemory:
+    """The `memory` of a safeguard's private model: groups with a prefix in the client's memory."""
+
+    is_in_process = True
+
+    def __init__(self, whole: Memory, prefix: str) -> None:
+        self._whole, self._prefix = whole, prefix
+        self.memory = whole.part(prefix)
+
+    def keep(self, memory: Memory) -> None:
+        """Take a memory's changed groups over into the whole."""
+        self._whole.keep_part(self._prefix, memory)
+
+
+Place = InProcessContext | ContextOfNode | PartOfMemory
+"""Where a memory is kept between two messages."""
+
+
+def own_context(context: Context) -> InProcessContext | ContextOfNode:
+    """Return a client's context as its memory's place."""
+    return context if isinstance(context, InProcessContext) else ContextOfNode(context)
+
+
+@dataclass(kw_only=True)
+class State:
+    """The state of a client whose method keeps nothing of its own, and the base of all others."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field."""
+        if name not in type(self).__dataclass_fields__:
+            raise AttributeError(f"`{name}` is no field of {type(self).__qualname__}; declare it")
+        super().__setattr__(name, value)
+
+
+AnyState = TypeVar("AnyState", bound=State)
+
+Versions = list[tuple[str, Any, int]]
+"""Parts of a field by name, each with the number of changes of a tensor in place."""
+
+
+class StoredState:
+    """A client's state, read from its memory and saved there.
+
+    A part of the memory that holds a field is named after the field. Tensors are copies on the
+    device, and may be changed in place. `begin` returns the state before the first message, for
+    what the memory does not hold. Raises `TypeError` if a field has the name of something that
+    every client keeps.
+    """
+
+    def __init__(
+        self, kind: type[State], memory: Memory, device: str, begin: Callable[[], State]
+    ) -> None:
+        if taken := [f.name for f in saved_fields(kind) if _group(f.name) in OF_SESSION]:
+            raise TypeError(f"{kind.__qualname__}: every client keeps {taken[0]}; rename the field")
+        hints = get_type_hints(kind)
+        stored = {
+            field.name: _read(hints[field.name], memory, _group(field.name), device)
+            for field in saved_fields(kind)
+        }
+        found = {name: value for name, value in stored.items() if value is not None}
+        if len(found) == len(stored):
+            self.value = kind(**found)
+        else:
+            self.value = begin()
+            for name, value in found.items():
+                setattr(self.value, name, value)
+        self._as_read = {name: _versions(value) for name, value in found.items()}
+
+    def save(self, memory: Memory) -> None:
+        """Save the changed fields in a memory."""
+        for field in saved_fields(self.value):
+            name, value = field.name, getattr(self.value, field.name)
+            if not _is_unchanged(self._as_read.get(name, []), _versions(value)):
+                _save(memory, _group(name), value, f"{type(self.value).__qualname__}.{name}")
+            self._as_read[name] = _versions(value)
+
+
+def _group(name: str) -> str:
+    """Return the name of a field in a memory, as in ``private-weight``."""
+    return name.replace("_", "-")
+
+
+def _read(hint: Any, memory: Memory, group: str, device: str) -> Any:
+    """Return the value of a field, or None if the memory has none."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    if get_origin(hint) in (Union, UnionType):
+        return _read(kinds[0], memory, group, device)
+    if (tensors := memory.load(group)) is not None:
+        copies = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
+        return copies[group] if hint is Tensor else copies
+    numbers = memory.load_numbers(group)
+    if get_origin(hint) is dict:
+        return dict(numbers) if group in memory.numbers else None
+    return hint(numbers[group]) if group in numbers else None
+
+
+def _save(memory: Memory, group: str, value: Any, name: str) -> None:
+    if value is None or (isinstance(value, Mapping) and not value):
+        memory.forget(group)
+    elif isinstance(value, Tensor):
+        memory.save(group, {group: value})
+    elif isinstance(value, int | float):
+        memory.save_numbers(group, {group: value})
+    elif _is_dict_of(value, Tensor):
+        memory.save(group, value)
+    elif _is_dict_of(value, int | float):
+        memory.save_numbers(group, value)
+    else:
+        raise TypeError(
+            f"{name} is of type {type(value).__name__}; a client's state holds tensors, numbers, "
+            "and dicts of them by str"
+        )
+
+
+def _is_dict_of(value: Any, kind: type | UnionType) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(part, kind) for part in value.values())
+
+
+def _versions(value: Any) -> Versions:
+    """Return what shows whether a field is changed, by assignment or in place."""
+    parts = value.items() if isinstance(value, Mapping) else [("", value)]
+    return [(name, part, _changes(part)) for name, part in parts]
+
+
+def _changes(part: Any) -> int:
+    return part._version if torch.is_tensor(part) and not part.is_inference() else 0
+
+
+def _is_unchanged(before: Versions, now: Versions) -> bool:
+    if len(before) != len(now):
+        return False
+    pairs = zip(before, now, strict=True)
+    return all(a == b and one is other and x == y for (a, one, x), (b, other, y) in pairs)

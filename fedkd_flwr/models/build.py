@@ -1,14 +1,17 @@
 """Building models by name, and finding out whether they fit the samples of custom data."""
 
+import inspect
+from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedkd_flwr.custom_objects.importing import is_custom
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable, is_custom, told
 from fedkd_flwr.data.registry import Shape
-from fedkd_flwr.models.custom_models import build_custom_model
 from fedkd_flwr.models.darts.genotype import SearchSpace
+from fedkd_flwr.models.layers import mark_head
 from fedkd_flwr.models.registry import ANY_SHAPE, DARTS_MODELS, MODELS, SMALLEST_SIDES, model_name
 
 
@@ -78,10 +81,7 @@ def num_parameters(model: nn.Module) -> int:
 def build_fitting(
     name: str, shape: Shape, classes: int, search_space: SearchSpace | None = None
 ) -> nn.Module:
-    """Build a model, after making sure that it takes samples of a shape.
-
-    Raises `ValueError` if it does not, with the reason and the built-in models that do.
-    """
+    """Build a model that takes samples of a shape; refuse others, with the models that do."""
     if is_custom(name):
         return build_model(name, shape, classes)
     try:
@@ -134,3 +134,137 @@ def _one_answer(model: nn.Module, shape: Shape) -> torch.Tensor:
     finally:
         model.train(was_training)
     return answer
+
+
+SIGNATURE = "(shape, classes) -> torch.nn.Module"
+
+
+def build_custom_model(name: str, shape: Shape, classes: int) -> nn.Module:
+    """Build a custom model, and find its head and sizes of lazy layers with one sample of zeros."""
+    builder = find_callable(name, SIGNATURE)
+    _require_signature(builder, name, shape, classes)
+    try:
+        model = builder(shape, classes)
+    # A user's builder may raise anything.
+    except Exception as error:
+        raise CustomObjectError(f"{name}({shape}, {classes}) fails: {told(error)}") from error
+    return checked_custom_model(model, name, shape, classes)
+
+
+def _require_signature(builder: Callable[..., Any], name: str, shape: Shape, classes: int) -> None:
+    """Refuse what a library owns: its first parameter may be ``weights``, which are downloaded."""
+    try:
+        inspect.signature(builder).bind(shape, classes)
+    except TypeError as error:
+        module, _, function = name.partition(":")
+        raise CustomObjectError(
+            f"{name} cannot be called with (shape, classes): {error}; write a builder in a module "
+            f"of yours, such as: def build(shape, classes): return {module}.{function}"
+            f"(num_classes=classes)"
+        ) from error
+    except ValueError:  # some objects have no signature
+        return
+
+
+def checked_custom_model(model: object, name: str, shape: Shape, classes: int) -> nn.Module:
+    """Return a model with its head marked, after checking that it fits."""
+    if not isinstance(model, nn.Module):
+        raise CustomObjectError(
+            f"{name}{shape, classes} is a {type(model).__name__}; it should be {SIGNATURE}"
+        )
+    mark_head(model, _name_of_head(model, name, shape, classes))
+    _require_parameters(model, name)
+    return model
+
+
+def require_builds(name: str, models: Sequence[nn.Module], others: Sequence[nn.Module]) -> None:
+    """Refuse a builder that does not make a new network of the same weights at each call.
+
+    `models` are two of it under one seed, which share no trained tensor or buffer with `others`.
+    """
+    first, second = models
+    for other in (second, *others):
+        if shared := _shared_tensors(first, other):
+            raise CustomObjectError(
+                f"{name}: {', '.join(shared)} would be one tensor in the models of several "
+                "clients. Make the network inside of the builder, so that each call returns a new "
+                "one; only parameters with requires_grad = False may be shared"
+            )
+    weights, again = first.state_dict(), second.state_dict()
+    if drawn := [key for key in weights if not torch.equal(weights[key], again[key])]:
+        raise CustomObjectError(
+            f"{name}: {', '.join(drawn)} differ between two calls under one seed. Draw them with "
+            "PyTorch, or seed the other generator inside of the builder, as in "
+            "numpy.random.default_rng(torch.initial_seed())"
+        )
+
+
+def _shared_tensors(model: nn.Module, other: nn.Module) -> list[str]:
+    """Return the names of a model's trained parameters and buffers that are in another's memory."""
+    theirs = {tensor.untyped_storage().data_ptr() for tensor in _lasting_tensors(other).values()}
+    return [
+        name
+        for name, tensor in _lasting_tensors(model).items()
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in theirs
+    ]
+
+
+def _lasting_tensors(model: nn.Module) -> dict[str, Tensor]:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {**trained, **dict(model.named_buffers())}
+
+
+def _name_of_head(model: nn.Module, name: str, shape: Shape, classes: int) -> str:
+    """Return the name of the linear layer whose output is the model's, found with one sample."""
+    answers: dict[str, tuple[Tensor, Tensor]] = {}
+    hooks = [
+        layer.register_forward_hook(
+            lambda _, entered, left, part=part: answers.update({part: (entered[0], left)})
+        )
+        for part, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and part
+    ]
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            logits = model.eval()(torch.zeros(1, *shape))
+    except Exception as error:
+        raise CustomObjectError(
+            f"{name} fails on samples (n, {_listed(shape)}): {told(error)}"
+        ) from error
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(logits, Tensor) or logits.shape != (1, classes):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise CustomObjectError(
+            f"{name} should map samples (n, {_listed(shape)}) to logits (n, {classes}), and "
+            f"returns {got} for n = 1"
+        )
+    for part, (features, answer) in answers.items():
+        head = model.get_submodule(part)
+        if answer is logits and features.dim() == 2 and head.bias is not None:
+            return part
+    return ""
+
+
+def _require_parameters(model: nn.Module, name: str) -> None:
+    """Refuse weights that cannot be sent as one vector or saved in a file."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    if not parameters:
+        raise CustomObjectError(f"{name} has no parameters to train")
+    for part, parameter in parameters.items():
+        if parameter.dtype != torch.float32:
+            raise CustomObjectError(
+                f"{name}: {part} is {parameter.dtype}, and should be torch.float32"
+            )
+    parts: dict[int, str] = {}
+    for part, parameter in parameters.items():
+        first = parts.setdefault(id(parameter), part)
+        if first != part:
+            raise CustomObjectError(f"{name}: {first} and {part} are one tensor, and should be two")
+
+
+def _listed(shape: Shape) -> str:
+    return ", ".join(map(str, shape))

@@ -37,10 +37,7 @@ def features(model: nn.Module, images: Tensor) -> Tensor:
 
 
 class FeatureExtractor(nn.Module):
-    """A model that outputs its features, for functions that predict with a model.
-
-    The weights are shared with the model, not copied.
-    """
+    """A model that outputs its features; the weights are shared with it, not copied."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -52,12 +49,7 @@ class FeatureExtractor(nn.Module):
 
 
 def with_common_width(model: nn.Module, width: int) -> nn.Module:
-    """Give a model a common feature width, by a linear projection before its head.
-
-    A model with that width is not changed. Otherwise the head is replaced by a projection and a new
-    head, and the features are the output of the projection. The model is changed in place. New
-    layers are initialized by PyTorch.
-    """
+    """Give a model a common feature width, by a linear projection before its head, in place."""
     head = head_of(model)
     if head.in_features == width:
         return model
@@ -72,10 +64,7 @@ def with_common_width(model: nn.Module, width: int) -> nn.Module:
 
 
 def common_width(models: ModelSettings, shape: Shape, classes: int) -> int:
-    """Return the number of features that enter the head, where it has to be the same for all.
-
-    The width that is set, else the models' own where they agree, else `WIDTH_OF_PROJECTIONS`.
-    """
+    """Return the set width, the models' own if they agree, or `WIDTH_OF_PROJECTIONS`."""
     if models.feature_width:
         return models.feature_width
     widths = own_widths(models.models, shape, classes, models.search_space)
@@ -100,10 +89,10 @@ def own_widths(
 
 @torch.no_grad()
 def fold_into(plain: nn.Module, model: nn.Module, head: nn.Linear | None = None) -> nn.Module:
-    """Write a model with a projection into a model of its plain architecture.
+    """Write a model into one of its plain architecture, any projection into its head.
 
-    Two consecutive linear layers equal one, ``W_2 (W_1 h + b_1) + b_2``. `plain` is overwritten and
-    returned. `head` replaces the model's own head.
+    Two consecutive linear layers equal one, ``W_2 (W_1 h + b_1) + b_2``. `head` replaces the
+    model's own.
     """
     name, name_of_last = _name_of_head(plain), _name_of_head(model)
     tensors = dict(model.state_dict())

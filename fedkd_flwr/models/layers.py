@@ -4,14 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.models.torch_internals import is_batch_norm
-from strategies.core.layer_choice import WITHOUT_BATCH_NORM, LayerChoice
+from strategies.core.declarations import WITHOUT_BATCH_NORM, LayerChoice
 
 
 class HalvingMaxPool2d(nn.MaxPool2d):
     """Max-pooling over windows of 2x2, faster than PyTorch's in inference mode on a CPU.
 
-    PyTorch's kernel also finds where each maximum is, which backpropagation needs and
-    predictions do not. The values are the same.
+    PyTorch's kernel also finds where each maximum is, which predictions do not need.
     """
 
     def __init__(self) -> None:
@@ -27,11 +26,7 @@ class HalvingMaxPool2d(nn.MaxPool2d):
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules with parameters or buffers of their own, in the order of the state dict.
-
-    Batch normalization counts as a layer. The architecture weights of a search network belong to
-    the network itself, which comes first.
-    """
+    """Return the modules with own parameters or buffers, in the order of the state dict."""
     return [module for module in model.modules() if own_tensors(module)]
 
 
@@ -55,10 +50,7 @@ def own_tensors(layer: nn.Module) -> list[Tensor]:
 
 
 def require_body(model: nn.Module) -> None:
-    """Refuse a model that has no layer below its last.
-
-    Raises `ValueError` if the model has one layer.
-    """
+    """Refuse a model that has no layer below its last."""
     if len(layers_of(model)) < 2:
         raise ValueError("the model has one layer, and so no body; choose another model")
 
@@ -69,11 +61,7 @@ def mark_head(model: nn.Module, name: str) -> None:
 
 
 def head_of(model: nn.Module) -> nn.Linear:
-    """Return a model's head: its last linear layer, from features to logits.
-
-    Raises `ValueError` if the model has no linear layer, or is a custom model whose logits none
-    computes.
-    """
+    """Return a model's head, its last linear layer; refuse a model without one."""
     if "name_of_head" in vars(model):
         return _marked_head(model, vars(model)["name_of_head"])
     linear_layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
@@ -96,10 +84,8 @@ def _marked_head(model: nn.Module, name: str) -> nn.Linear:
 def with_he_weights(model: nn.Module) -> nn.Module:
     """Initialize a plain network's hidden layers like He et al. (ICCV 2015), and return it.
 
-    The papers do not state their initialization. With PyTorch's default the signal fades from
-    layer to layer. With plain SGD at the papers' learning rates, a network of six layers without
-    batch normalization then stays at chance level. The output layer keeps PyTorch's smaller
-    default, so that the first predictions are not confident.
+    With PyTorch's default the signal fades from layer to layer, and plain SGD at the papers'
+    learning rates stays at chance level. The output layer keeps PyTorch's smaller default.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     for layer in layers[:-1]:
@@ -110,20 +96,12 @@ def with_he_weights(model: nn.Module) -> nn.Module:
 
 
 class Ensemble(nn.Module):
-    """A client's own model and a shared one, which predict together.
-
-    The models are not copied. `weights` (2,) are the factors of their logits; a buffer, so that it
-    is stored with the models.
-    """
+    """A client's own model and a shared one, not copied, whose weighted logits are summed."""
 
     weights: Tensor
 
     def __init__(
-        self,
-        own: nn.Module,
-        shared: nn.Module,
-        own_weight: float = 1.0,
-        shared_weight: float = 1.0,
+        self, own: nn.Module, shared: nn.Module, own_weight: float = 1.0, shared_weight: float = 1.0
     ) -> None:
         super().__init__()
         self.own, self.shared = own, shared

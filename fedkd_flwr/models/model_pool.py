@@ -1,7 +1,6 @@
 """A pool of model objects per architecture, which are filled with the weights of clients in turn.
 
-Building a network and drawing its initial weights takes longer than a small client's training. The
-models of clients in a cohort are adjacent in memory.
+Building a network takes longer than a small client's training.
 """
 
 import heapq
@@ -24,10 +23,7 @@ FREE_MODELS = 64
 
 @dataclass(frozen=True)
 class Architecture:
-    """The architecture of a model: everything but its weights.
-
-    `feature_width` is reached by a projection before the head; 0 for the model's own width.
-    """
+    """The architecture of a model: everything but its weights."""
 
     name: str
     shape: Shape
@@ -51,10 +47,7 @@ class Architecture:
 
 
 class AdjacentModels:
-    """Models whose parameters are moved into shared tensors, one row per model.
-
-    They have one architecture and are on one device.
-    """
+    """Models of one architecture whose parameters are moved into shared tensors, by row."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = models
@@ -91,10 +84,7 @@ class AdjacentModels:
         return True
 
     def parameters_of(self, models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
-        """Return the stacked parameters of some of these models, sharing memory with them.
-
-        Shape (M, …) by name; None unless the models are consecutive rows.
-        """
+        """Return stacked parameters of consecutive models; None for others."""
         if not self._is_adjacent:
             return None
         first = self._row_of.get(id(models[0]), 0)
@@ -126,20 +116,13 @@ def prepare_adjacent(architecture: Architecture, count: int) -> None:
 
 
 def adjacent_parameters(models: Sequence[nn.Module]) -> dict[str, Tensor] | None:
-    """Return the stacked parameters of models that are adjacent in memory, without copying.
-
-    Shape (M, …) by name, sharing memory with the models; None if they are not adjacent.
-    """
+    """Return the stacked parameters of models that are adjacent in memory; None for others."""
     rows = _ADJACENT.get(architecture_of(models[0]))
     return rows.parameters_of(models) if rows else None
 
 
 def borrow(architecture: Architecture) -> nn.Module:
-    """Return a model with arbitrary weights, all of which the caller has to overwrite.
-
-    Integer buffers, such as counters, and buffers outside the state dict have their initial
-    values, because neither weight vectors nor memories include them.
-    """
+    """Return a model with arbitrary weights, all of which the caller has to overwrite."""
     free = _FREE.get(architecture)
     rows = _ADJACENT.get(architecture)
     model = (rows.take() if rows else None) or (free.pop() if free else None)
@@ -209,9 +192,6 @@ def architecture_of(model: nn.Module) -> Architecture:
 
 
 def plain_copy(model: nn.Module, head: nn.Linear | None = None) -> nn.Module:
-    """Return a copy of a model in its plain architecture, with any projection in its head.
-
-    `head` replaces the model's own head.
-    """
+    """Return a copy of a model in its plain architecture, with any projection in its head."""
     plain = replace(architecture_of(model), feature_width=0)
     return fold_into(plain.build(), model, head).to(plain.device)

@@ -1,9 +1,11 @@
-"""The models by name. To add a model, write a builder and add a line to `MODELS`.
+"""The models by name: to add one, write a builder and add a line to `MODELS`."""
 
-A custom model needs no line. It is named ``module:object`` (`fedkd_flwr.custom_objects.importing`).
-"""
+from collections.abc import Sequence
+
+import numpy as np
 
 from fedkd_flwr.custom_objects.importing import is_custom
+from strategies.core.randomness import random_generator
 from strategies.core.settings_groups import NoneOfTheAllowedError
 
 MODELS: dict[str, str] = {
@@ -18,7 +20,7 @@ MODELS: dict[str, str] = {
     "cnn-persfl": "fedkd_flwr.models.small:cnn_persfl",
     "mlp": "fedkd_flwr.models.small:mlp",
     "darts": "fedkd_flwr.models.darts.supernet:darts",
-    "darts-fixed": "fedkd_flwr.models.darts.fixed:darts_fixed",
+    "darts-fixed": "fedkd_flwr.models.darts.supernet:darts_fixed",
 }
 """Where each model's builder is; it takes an image shape and a number of classes.
 
@@ -55,13 +57,61 @@ ALLOWED = [*MODELS, "or your own as module:object"]
 
 
 def model_name(name: str) -> str:
-    """Return a name after checking that it is one of `MODELS`, or ``module:object``.
-
-    Raises `ValueError` if it is neither.
-    """
+    """Return a name after checking that it is one of `MODELS`, or ``module:object``."""
     if name in MODELS or is_custom(name):
         return name
     module, _, member = name.rpartition(".")
     if is_custom(f"{module}:{member}"):
         raise ValueError(f"{name!r} is unknown; did you mean {module}:{member}?")
     raise NoneOfTheAllowedError(ALLOWED, name)
+
+
+ASSIGNMENTS = ("cyclic", "blocks", "by-size")
+"""Names of the rules of `assign_models`."""
+
+
+def assign_models(
+    models: Sequence[str],
+    rule: str,
+    num_clients: int,
+    sizes: Sequence[int] | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """Return the name of every client's model, (N,).
+
+    ``"cyclic"``: in turn. ``"blocks"``: the first clients get the first model, and so on, in blocks
+    whose lengths differ by at most one. ``"by-size"``: random, with larger models, which come
+    first, more likely for larger data sets (PerFed-CKT, section 5, gives no formula). Client n gets
+    model ``m ~ Binomial(M - 1, 1 - u_n)`` of M; ``u_n`` is the share of clients with less data,
+    where those with as much, including itself, count half.
+    """
+    if not models:
+        raise ValueError("models is empty; name at least one")
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    clients = np.arange(num_clients)
+    if rule == "cyclic":
+        chosen = clients % len(models)
+    elif rule == "blocks":
+        chosen = clients * len(models) // num_clients
+    elif rule == "by-size":
+        ranks = _size_ranks(sizes, num_clients)
+        chosen = random_generator(seed, "models").binomial(len(models) - 1, 1 - ranks)
+    else:
+        raise ValueError(f"unknown assignment {rule!r}; choose one of {', '.join(ASSIGNMENTS)}")
+    return [models[int(index)] for index in chosen]
+
+
+def _size_ranks(sizes: Sequence[int] | None, num_clients: int) -> np.ndarray:
+    """Return u (N,) of the Notes above: ranks strictly between 0 and 1, equal for equal sizes."""
+    if sizes is None:
+        raise ValueError("assignment 'by-size' needs the size of every client's data set")
+    values = np.asarray(sizes)
+    if values.shape != (num_clients,) or values.min() < 0:
+        raise ValueError(
+            f"assignment 'by-size' needs {num_clients} sizes of at least 0, got {list(sizes)}"
+        )
+    ordered = np.sort(values)
+    below = np.searchsorted(ordered, values, side="left")
+    up_to = np.searchsorted(ordered, values, side="right")
+    return (below + up_to) / (2 * num_clients)

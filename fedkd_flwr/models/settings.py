@@ -5,10 +5,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fedkd_flwr.models.assignment import ASSIGNMENTS
-from fedkd_flwr.models.darts.genotype import PUBLISHED_GENOTYPE, Genotype, SearchSpace
-from fedkd_flwr.models.darts.settings import SMALL, STANDARD, SupernetSettings
-from fedkd_flwr.models.registry import ALLOWED, DARTS, model_name
+from fedkd_flwr.models.darts.genotype import (
+    PUBLISHED_GENOTYPE,
+    SMALL,
+    STANDARD,
+    Genotype,
+    SearchSpace,
+    SupernetSettings,
+)
+from fedkd_flwr.models.registry import ALLOWED, ASSIGNMENTS, DARTS, model_name
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
     DEFAULT_ON_NODES,
@@ -23,26 +28,18 @@ DIGITS = "digits"
 
 
 class EstimatorSettings(SettingsGroup):
-    """Models that are no networks: their options, and the weights of a distillation's rows.
-
-    Attributes
-    ----------
-    options : str
-        Options of estimators as TOML, one table for each by the name after the colon:
-        ``RandomForestClassifier = {n_estimators = 200}``.
-    private_weight : float
-        Weight of a private sample in the fit of an estimator.
-    public_weight : float
-        Weight of a public sample with the soft label of its teacher.
-    top_classes : int
-        Classes of a soft label that are used, the most probable ones; 0 for all. Every one is a
-        row of the fit.
-    """
+    """Models that are no networks: their options, and the weights of a distillation's rows."""
 
     options: Annotated[str, DEFAULT_ON_NODES] = ""
+    """Options of estimators as TOML, one table for each by the name after the colon:
+    ``RandomForestClassifier = {n_estimators = 200}``."""
     private_weight: Annotated[float, DEFAULT_ON_NODES] = Field(default=1.0, gt=0)
+    """Weight of a private sample in the fit of an estimator."""
     public_weight: Annotated[float, DEFAULT_ON_NODES] = Field(default=1.0, ge=0)
+    """Weight of a public sample with the soft label of its teacher."""
     top_classes: Annotated[int, DEFAULT_ON_NODES] = Field(default=0, ge=0)
+    """Classes of a soft label that are used, the most probable ones; 0 for all. Every one is a row
+    of the fit."""
 
     @classmethod
     def key_of(cls, name: str) -> str:
@@ -81,58 +78,42 @@ def _last_name(name: str) -> str:
 
 
 class ModelSettings(SettingsGroup):
-    """Which architectures there are, and who gets which.
-
-    Attributes
-    ----------
-    models : tuple of str
-        Architectures, separated by commas: keys of `fedkd_flwr.models.registry.MODELS`, or own
-        ones as ``module:object``, networks or estimators.
-    model_assignment : str
-        How clients get one of them: ``cyclic``, in turn by partition-id; ``blocks``, the first
-        clients get the first one; or ``by-size``, at random, the first one, which has to be the
-        largest, more likely for clients with more data.
-    supernet_channels : int
-        Channels in the first cell of ``darts`` and ``darts-fixed``; 0 for 16, or 8 for ``darts``
-        on ``digits``.
-    supernet_cells : int
-        Cells of ``darts`` and ``darts-fixed``, at least 3; 0 for 8, or 3 for ``darts`` on
-        ``digits``.
-    supernet_nodes : int
-        Inner nodes per cell of ``darts``; 0 for 4, or 2 on ``digits``.
-    supernet_stem_stride : int
-        Stride before the first cell of ``darts`` and ``darts-fixed``; 2 halves the resolution. 0
-        for 1, or 2 for ``darts`` on ``digits``.
-    supernet_operations : tuple of str
-        Candidate operations of ``darts``, separated by commas; empty for all eight, or on
-        ``digits`` for ``none,max_pool_3x3,skip_connect,sep_conv_3x3``.
-    genotype : str
-        JSON of the cells of ``darts-fixed``; empty for the cells that DARTS published.
-    feature_width : int
-        Features that enter the head of every model, whatever the method. A model with another
-        number gets a linear layer before its head. 0 for the models' own numbers.
-    initial_weights : str
-        ``common``, one draw for all clients of an architecture, or ``own``, one for each client.
-    batch_norm_statistics : str
-        With which means and variances a network with batch normalization is evaluated, whatever
-        the method: ``fresh``, those of the client's own training images under the final
-        weights, or ``kept``, the running averages of training.
-    estimators : EstimatorSettings
-        Settings of models that are no networks.
-    """
+    """Which architectures there are, and who gets which."""
 
     models: Annotated[Words, ANY_ON_NODES] = ("mlp", "lenet", "cnn-persfl", "cnn")
+    """Architectures, separated by commas: keys of `fedkd_flwr.models.registry.MODELS`, or own ones
+    as ``module:object``, networks or estimators."""
     model_assignment: Annotated[str, ANY_ON_NODES] = "cyclic"
+    """How clients get one of them: ``cyclic``, in turn by partition-id; ``blocks``, the first
+    clients get the first one; or ``by-size``, at random, the first one, which has to be the
+    largest, more likely for clients with more data."""
     supernet_channels: Annotated[int, OnNodes(0, 64)] = Field(default=0, ge=0)
+    """Channels in the first cell of ``darts`` and ``darts-fixed``; 0 for 16, or 8 for ``darts`` on
+    ``digits``."""
     supernet_cells: Annotated[int, OnNodes(0, 20)] = Field(default=0, ge=0)
+    """Cells of ``darts`` and ``darts-fixed``, at least 3; 0 for 8, or 3 for ``darts`` on
+    ``digits``."""
     supernet_nodes: Annotated[int, OnNodes(0, 4)] = Field(default=0, ge=0)
+    """Inner nodes per cell of ``darts``; 0 for 4, or 2 on ``digits``."""
     supernet_stem_stride: Annotated[int, OnNodes(0, 2)] = Field(default=0, ge=0)
+    """Stride before the first cell of ``darts`` and ``darts-fixed``; 2 halves the resolution. 0 for
+    1, or 2 for ``darts`` on ``digits``."""
     supernet_operations: Annotated[Words, ANY_ON_NODES] = ()
+    """Candidate operations of ``darts``, separated by commas; empty for all eight, or on ``digits``
+    for ``none,max_pool_3x3,skip_connect,sep_conv_3x3``."""
     genotype: Annotated[str, DEFAULT_ON_NODES] = ""
+    """JSON of the cells of ``darts-fixed``; empty for the cells that DARTS published."""
     feature_width: Annotated[int, OnNodes(0, 4096)] = Field(default=0, ge=0)
+    """Features that enter the head of every model, whatever the method. A model with another number
+    gets a linear layer before its head. 0 for the models' own numbers."""
     initial_weights: Annotated[Literal["common", "own"], ANY_ON_NODES] = "common"
+    """``common``, one draw for all clients of an architecture, or ``own``, one for each client."""
     batch_norm_statistics: Annotated[Literal["fresh", "kept"], ANY_ON_NODES] = "fresh"
+    """With which means and variances a network with batch normalization is evaluated, whatever the
+    method: ``fresh``, those of the client's own training images under the final weights, or
+    ``kept``, the running averages of training."""
     estimators: EstimatorSettings = EstimatorSettings()
+    """Settings of models that are no networks."""
 
     @field_validator("models")
     @classmethod
@@ -142,10 +123,7 @@ class ModelSettings(SettingsGroup):
         return tuple(model_name(name) for name in value)
 
     def check(self) -> None:
-        """Refuse options of estimators that no client has.
-
-        Raises `ValueError` with the names of the tables that there may be.
-        """
+        """Refuse options of estimators that no client has."""
         names = {_last_name(name) for name in self.models}
         if others := sorted(_read_tables(self.estimators.options).keys() - names):
             raise ValueError(
@@ -159,10 +137,7 @@ class ModelSettings(SettingsGroup):
         return one_of(value, ASSIGNMENTS)
 
     def resolved(self, dataset: str) -> "ModelSettings":
-        """Return the settings with the supernet's size filled in where it is left open.
-
-        On ``digits`` the supernet ``darts`` is `SMALL`, everywhere else `STANDARD`.
-        """
+        """Return the settings with the supernet's size filled in: `SMALL` on ``digits``."""
         is_small = dataset == DIGITS and DARTS in self.models
         default = SMALL if is_small else STANDARD
         sizes = {
@@ -177,10 +152,7 @@ class ModelSettings(SettingsGroup):
 
     @property
     def search_space(self) -> SearchSpace:
-        """Size of the models ``darts`` and ``darts-fixed``; the standard one where it is open.
-
-        Raises `ValueError` if there is no such supernet or genotype.
-        """
+        """Size of the models ``darts`` and ``darts-fixed``; the standard one where it is open."""
         settings = SupernetSettings(
             channels=self.supernet_channels or STANDARD.channels,
             cells=self.supernet_cells or STANDARD.cells,

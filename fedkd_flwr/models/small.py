@@ -18,14 +18,7 @@ _KERNEL = 5
 
 
 def lenet(shape: Shape, classes: int) -> nn.Module:
-    """Build LeNet-5 [1]_, with ReLU and max-pooling instead of tanh and subsampling.
-
-    Images under 32x32 are padded with zeros to that size, as the paper does with its digits.
-
-    References
-    ----------
-    .. [1] LeCun et al., Gradient-based learning applied to document recognition, 1998.
-    """
+    """Build LeNet-5 (LeCun et al., 1998), with ReLU and max-pooling, padded to 32x32."""
     channels, height, width = shape
     above, beside = (math.ceil(max(0, 32 - side) / 2) for side in (height, width))
     padded = (channels, height + 2 * above, width + 2 * beside)
@@ -35,59 +28,39 @@ def lenet(shape: Shape, classes: int) -> nn.Module:
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """Build the convolutional network of the FedAvg paper [1]_.
+    """Build the convolutional network of FedAvg (McMahan et al., AISTATS 2017).
 
-    Two padded 5x5 convolutions of 32 and 64 channels, each followed by 2x2 max-pooling,
-    then 512 hidden units: 1,663,370 parameters on 1x28x28 images of ten classes.
-
-    References
-    ----------
-    .. [1] McMahan et al., Communication-efficient learning of deep networks from
-       decentralized data, AISTATS 2017.
+    Two padded 5x5 convolutions of 32 and 64 channels, each with 2x2 max-pooling, then 512 hidden
+    units: 1,663,370 parameters on 1x28x28 images of ten classes.
     """
     return _convolutional(shape, classes, channels=(32, 64), hidden=(512,), padding=2)
 
 
 def cnn_ckt(shape: Shape, classes: int) -> nn.Module:
-    """Build the small network of PerFed-CKT [1]_, appendix E.
+    """Build the small network of PerFed-CKT (Cho et al., 2021, appendix E).
 
-    Two convolutions with max-pooling and hidden layers of 120, 100, 84 and 50 units. The
-    paper does not specify the convolutions. They are LeNet-5's, 5x5 with 6 and 16 channels.
-
-    References
-    ----------
-    .. [1] Cho et al., Personalized federated learning for heterogeneous clients with
-       clustered knowledge transfer, 2021.
+    Hidden layers of 120, 100, 84 and 50 units. The paper does not specify the convolutions; they
+    are LeNet-5's, 5x5 with 6 and 16 channels.
     """
     return _convolutional(shape, classes, hidden=(120, 100, 84, 50))
 
 
 def cnn_persfl(shape: Shape, classes: int) -> nn.Module:
-    """Build the CIFAR-10 network of PersFL [1]_, section 5.
+    """Build the CIFAR-10 network of PersFL (Divi et al., 2021, section 5).
 
-    Two convolutions with max-pooling, then hidden layers of 120 and 84 units. The paper's
-    fully connected "400" is taken as the 16x5x5 features of 32x32 images, as in the pFedMe
-    network that it follows. Only pooling after both convolutions gives 400 features.
-
-    References
-    ----------
-    .. [1] Divi et al., Unifying distillation with personalization in federated learning, 2021.
+    Hidden layers of 120 and 84 units. The paper's fully connected "400" is taken as the 16x5x5
+    features after pooling both convolutions of 32x32 images.
     """
     return _convolutional(shape, classes)
 
 
 def alexnet(shape: Shape, classes: int) -> nn.Module:
-    """Build an AlexNet [1]_ for small images, about 2.6 million parameters.
+    """Build an AlexNet (Krizhevsky, 2014) for small images, about 2.6 million parameters.
 
-    Channels, kernels past the first and overlapping pooling are those of torchvision's AlexNet.
-    The stem is 3x3 with stride 2 in place of 11x11 with stride 4, pooling is padded, and the head
-    is a global mean and 256 units per layer instead of 4096. Batch normalization follows each
-    convolution, and takes the place of dropout, which the small head does not need: with dropout,
-    or without normalization, the network hardly trains in batches of eight.
-
-    References
-    ----------
-    .. [1] Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014.
+    Channels, kernels past the first and overlapping pooling are those of torchvision's AlexNet. The
+    stem is 3x3 with stride 2, pooling is padded, and the head is a global mean and 256 units per
+    layer. Batch normalization takes the place of dropout: without, the network hardly trains in
+    batches of eight.
     """
     pooling = (3, 2, 1)  # size, stride, padding
     return with_he_weights(
@@ -108,7 +81,6 @@ def alexnet(shape: Shape, classes: int) -> nn.Module:
 
 
 def _normalized(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
-    """Return a convolution with batch normalization and a ReLU."""
     return convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU(inplace=True)
 
 

@@ -1,8 +1,4 @@
-"""What a model's layers and an optimizer do, read from private names of PyTorch, used only here.
-
-PyTorch has public classes for each number of dimensions, such as `torch.nn.Conv2d`, but none for
-all convolutions. It has no public way to ask for an optimizer's hooks or a model's empty buffers.
-"""
+"""What a model's layers and an optimizer do, read from private names of PyTorch, used only here."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,4 @@
-"""Known architectures with stems and heads for small images, none pretrained.
-
-ResNet, ShuffleNet and the layers of VGG are torchvision's. Builders and initial weights are as in
-`fedkd_flwr.models.small`.
-"""
+"""Known architectures with stems and heads for small images, none pretrained."""
 
 from torch import nn
 from torchvision import models
@@ -13,14 +9,10 @@ from fedkd_flwr.models.layers import with_he_weights
 
 
 def resnet18(shape: Shape, classes: int) -> nn.Module:
-    """Build torchvision's ResNet-18 [1]_ with a 3x3 stem of stride 1.
+    """Build torchvision's ResNet-18 (He et al., CVPR 2016) with a 3x3 stem of stride 1.
 
-    The max-pooling after the stem is kept. Without it a training step takes almost three times
-    as long on a CPU.
-
-    References
-    ----------
-    .. [1] He et al., Deep residual learning for image recognition, CVPR 2016.
+    The max-pooling after the stem is kept: without, a step takes almost three times as long on a
+    CPU.
     """
     model: nn.Module = models.resnet18(num_classes=classes)
     stem = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
@@ -31,13 +23,7 @@ def resnet18(shape: Shape, classes: int) -> nn.Module:
 
 
 def shufflenetv2(shape: Shape, classes: int) -> nn.Module:
-    """Build torchvision's ShuffleNetV2 x1.0 [1]_ with a stem of stride 1 instead of 2.
-
-    References
-    ----------
-    .. [1] Ma et al., ShuffleNet V2: practical guidelines for efficient CNN architecture
-       design, ECCV 2018.
-    """
+    """Build torchvision's ShuffleNetV2 x1.0 (Ma et al., ECCV 2018) with a stem of stride 1."""
     model: nn.Module = models.shufflenet_v2_x1_0(num_classes=classes)
     stem = model.get_submodule("conv1")
     assert isinstance(stem, nn.Sequential)
@@ -46,16 +32,10 @@ def shufflenetv2(shape: Shape, classes: int) -> nn.Module:
 
 
 def vgg11(shape: Shape, classes: int) -> nn.Module:
-    """Build VGG-11 with batch normalization [1]_, the main model of PerFed-CKT.
+    """Build VGG-11 with batch normalization (Simonyan and Zisserman, ICLR 2015), of PerFed-CKT.
 
-    The layers are torchvision's, and the head has 512 units per layer. It has 9,756,426
-    parameters on 3x32x32 images of ten classes. The five poolings round up. That changes nothing
-    at 32x32, and 28x28 images end at one pixel instead of none.
-
-    References
-    ----------
-    .. [1] Simonyan and Zisserman, Very deep convolutional networks for large-scale image
-       recognition, ICLR 2015.
+    The layers are torchvision's, and the head has 512 units per layer. Poolings round up, so that
+    28x28 images end at one pixel instead of none.
     """
     return _vgg("A", shape, classes)
 

@@ -1,7 +1,7 @@
 """A model as flat vectors, one per kind, as parameter methods send it.
 
-Both sides know the layout from the architecture: the floating-point entries of its state dict, in
-order. Batch normalization's counter of batches is not sent, because it cannot be averaged.
+They are the floating-point entries of its state dict, in order: a counter of batches cannot be
+averaged.
 """
 
 from collections.abc import Mapping
@@ -13,18 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkd_flwr.models.layers import chosen_layers, own_tensors
-from strategies.core.layer_choice import LayerChoice
-from strategies.core.vector_kinds import ALPHAS, BUFFERS, WEIGHTS
+from strategies.core.declarations import ALPHAS, BUFFERS, WEIGHTS, LayerChoice
 
 ALL = slice(None)
 """All layers of a model."""
 
 
 def tensors_by_kind(model: nn.Module, layers: LayerChoice = ALL) -> dict[str, list[Tensor]]:
-    """Return a model's floating-point tensors by kind, in the order in which they are sent.
-
-    The tensors, detached but not copied. Kinds that the model lacks are left out.
-    """
+    """Return a model's floating-point tensors by kind, not copied, in the order of sending."""
     parameters = {name for name, _ in model.named_parameters()}
     chosen = {id(tensor) for layer in chosen_layers(model, layers) for tensor in own_tensors(layer)}
     tensors: dict[str, list[Tensor]] = {}
@@ -49,10 +45,9 @@ def model_vectors(model: nn.Module, layers: LayerChoice = ALL) -> dict[str, NDAr
 
 
 def matrix_shapes(model: nn.Module) -> NDArray[np.int64]:
-    """Return the rows and columns of each parameter in a model's weight vector, shape (L, 2).
+    """Return rows and columns of each parameter in a model's weight vector, shape (L, 2).
 
-    A kernel has one row per output channel, a one-dimensional tensor has one column, and a scalar
-    is a 1x1 matrix.
+    A kernel has one row per output channel, and a one-dimensional tensor one column.
     """
     tensors = map(torch.atleast_1d, tensors_by_kind(model)[WEIGHTS])
     shapes = [(len(tensor), tensor[0].numel()) for tensor in tensors]
@@ -63,11 +58,7 @@ def matrix_shapes(model: nn.Module) -> NDArray[np.int64]:
 def fill_from_vectors(
     model: nn.Module, vectors: Mapping[str, NDArray[Any]], layers: LayerChoice = ALL
 ) -> None:
-    """Overwrite a model with vectors. Kinds that are not given do not change.
-
-    Vectors have shape (length,). Other names than kinds are ignored. Raises `ValueError` if a
-    vector has another length than the model's entries of its kind.
-    """
+    """Overwrite a model with vectors. Kinds that are not given do not change."""
     for kind, tensors in tensors_by_kind(model, layers).items():
         if kind not in vectors:
             continue
@@ -89,10 +80,7 @@ def copied_state(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite the named parameters and buffers of a model. The others do not change.
-
-    Raises `ValueError` if the model has no such name, or a tensor of another shape.
-    """
+    """Overwrite the named parameters and buffers of a model. The others do not change."""
     own = model.state_dict()
     for name, tensor in tensors.items():
         if name not in own or own[name].shape != tensor.shape:

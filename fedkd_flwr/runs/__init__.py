@@ -11,7 +11,6 @@ from fedkd_flwr.runs.continuing import (
     require_same_clients,
 )
 from fedkd_flwr.runs.directory import RunDirectory
-from fedkd_flwr.runs.failures import failures_in_words
 from fedkd_flwr.runs.folders import (
     CodeNotNamedError,
     DamagedRunError,
@@ -23,31 +22,4 @@ from fedkd_flwr.runs.folders import (
 )
 from fedkd_flwr.runs.reading import Run, load_run
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
-from fedkd_flwr.runs.summary import prefers_distilled
-
-__all__ = [
-    "ROUNDS",
-    "Checkpoint",
-    "CodeNotNamedError",
-    "DamagedRunError",
-    "Run",
-    "RunDirectory",
-    "RunDirectoryError",
-    "absolute",
-    "changeable",
-    "changed_settings",
-    "checkpoint_to_continue_from",
-    "default_run_directory",
-    "described",
-    "failures_in_words",
-    "load_run",
-    "names_of_code",
-    "prefers_distilled",
-    "read_checkpoint",
-    "recorded_config",
-    "remove_checkpoint",
-    "require_memories",
-    "require_new",
-    "require_same_clients",
-    "require_writable",
-]
+from fedkd_flwr.runs.summary import failures_in_words, prefers_distilled

@@ -24,16 +24,12 @@ from fedkd_flwr.memory import ROUNDS_KEPT, TOGETHER, MemoryFolder, SharedFolder
 from fedkd_flwr.runs.reading import damaged
 from strategies.core.rounds import RoundRecord
 
-EARLIER = "server-*.safetensors"
-"""Pattern of the checkpoints of earlier rounds."""
-
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stopped.
+    """Where a run stopped; later notes take precedence in `state`.
 
-    `completed_rounds` is 0 before the first. Notes that the strategy wrote later take precedence in
-    `state`. `sizes` are the bytes of each table and matrix, by its path in the run directory.
+    `sizes` are the bytes of each table and matrix, by its path in the run directory.
     """
 
     completed_rounds: int = 0
@@ -47,15 +43,10 @@ def server_file(run_directory: Path) -> Path:
     return run_directory / "checkpoint" / "server.safetensors"
 
 
-def earlier_file(run_directory: Path, server_round: int) -> Path:
-    """Return the file of the server's state after an earlier round."""
-    return run_directory / "checkpoint" / f"server-{server_round:06d}.safetensors"
-
-
 def checkpoint_files(run_directory: Path) -> list[Path]:
     """Return the files of the server's state, the newest first."""
     newest = server_file(run_directory)
-    earlier = sorted(newest.parent.glob(EARLIER), reverse=True)
+    earlier = sorted(newest.parent.glob("server-*.safetensors"), reverse=True)
     return [file for file in (newest, *earlier) if file.exists()]
 
 
@@ -73,11 +64,7 @@ def clients_folder(run_directory: Path) -> Path:
 def write_checkpoint(
     run_directory: Path, record: RoundRecord, seconds: float, appended: Iterable[str]
 ) -> None:
-    """Write a strategy's state as the newest checkpoint, durably; keep the one before.
-
-    The tables and matrices of the run (`appended`) have to be on the disk, since the checkpoint
-    counts on them.
-    """
+    """Write the newest checkpoint after `appended` files are on the disk; keep one before."""
     file = server_file(run_directory)
     file.parent.mkdir(exist_ok=True)
     arrays = {f"state/{name}": np.asarray(v) for name, v in record.state.items()}
@@ -88,7 +75,7 @@ def write_checkpoint(
         arrays[f"sizes/{name}"] = np.array([(run_directory / name).stat().st_size])
     if file.exists():
         # Until the new one has its name, the run continues from this one.
-        file.replace(earlier_file(run_directory, record.server_round - 1))
+        file.replace(file.with_name(f"server-{record.server_round - 1:06d}.safetensors"))
     write_arrays(file, arrays)
     for old in checkpoint_files(run_directory)[ROUNDS_KEPT:]:
         old.unlink()
@@ -105,19 +92,12 @@ def write_notes(run_directory: Path, state: Mapping[str, NDArray[Any]]) -> None:
 
 
 def read_checkpoint(run_directory: Path) -> Checkpoint:
-    """Read a run's newest checkpoint and notes; it is empty if no round was completed.
-
-    Raises `DamagedRunError` if none can be read.
-    """
+    """Read a run's newest checkpoint and notes; it is empty if no round was completed."""
     return read_checkpoints(run_directory)[0]
 
 
 def read_checkpoints(run_directory: Path) -> list[Checkpoint]:
-    """Read all checkpoints of a run that can be read, the newest first, each with the notes.
-
-    An empty checkpoint alone if no round was completed. Raises `DamagedRunError` if there are
-    checkpoints or notes, and none can be read.
-    """
+    """Read all checkpoints of a run that can be read, the newest first, each with the notes."""
     notes = _read_notes(run_directory)
     files = checkpoint_files(run_directory)
     found, reasons = [], []
@@ -132,10 +112,7 @@ def read_checkpoints(run_directory: Path) -> list[Checkpoint]:
 
 
 def before_the_first_round(run_directory: Path) -> Checkpoint:
-    """Return the checkpoint from which a run starts over, with its notes.
-
-    Raises `DamagedRunError` if there are notes, and none can be read.
-    """
+    """Return the checkpoint from which a run starts over, with its notes."""
     return Checkpoint(state=_read_notes(run_directory))
 
 
@@ -147,6 +124,10 @@ def _read(file: Path, notes: dict[str, NDArray[Any]]) -> Checkpoint:
         seconds=float(arrays["seconds"][0]),
         sizes={name: int(size[0]) for name, size in _part(arrays, "sizes/").items()},
     )
+
+
+def _part(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {key.removeprefix(prefix): a for key, a in arrays.items() if key.startswith(prefix)}
 
 
 def _read_notes(run_directory: Path) -> dict[str, NDArray[Any]]:
@@ -181,21 +162,9 @@ def forget_checkpoints_after(run_directory: Path, completed_rounds: int) -> None
 
 
 def keep_last_checkpoint(run_directory: Path) -> None:
-    """Remove all but the newest checkpoint and, in the run directory, the clients' memories of it.
-
-    During a run more are kept, since the newest round may have to be repeated.
-    """
+    """Remove all but the newest checkpoint and the memories of it."""
     for file in checkpoint_files(run_directory)[1:]:
         file.unlink()
-    keep_last_memories(run_directory)
-
-
-def _part(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {key.removeprefix(prefix): a for key, a in arrays.items() if key.startswith(prefix)}
-
-
-def keep_last_memories(run_directory: Path) -> None:
-    """Remove all but the newest memory of every client in the run directory."""
     clients = clients_folder(run_directory)
     for folder in clients.glob("[0-9]*/*"):
         MemoryFolder(folder).keep_newest()

@@ -4,24 +4,13 @@ A continued run gives the same numbers as one that never stopped. So no setting 
 on may change, except that the number of rounds may grow.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedkd_flwr.config import (
-    KEYS_WITHOUT_EFFECT,
-    ConfigError,
-    Configuration,
-    RunConfig,
-    lost_keys,
-)
-from fedkd_flwr.files import write_text
-from fedkd_flwr.memory import (
-    DamagedMemoryError,
-    ForgottenRunError,
-    MemoryFolder,
-    SharedFolder,
-)
+from fedkd_flwr.config import KEYS_WITHOUT_EFFECT, ConfigError, Configuration, RunConfig, lost_keys
+from fedkd_flwr.files import as_lines, write_json, write_text
+from fedkd_flwr.memory import DamagedMemoryError, ForgottenRunError, MemoryFolder, SharedFolder
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     before_the_first_round,
@@ -31,24 +20,18 @@ from fedkd_flwr.runs.checkpoint import (
     server_file,
 )
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError
-from fedkd_flwr.runs.own_code import changed_code
-from fedkd_flwr.runs.provenance import other_major_versions
+from fedkd_flwr.runs.provenance import changed_code, other_major_versions
 from fedkd_flwr.runs.reading import Run, damaged
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
-from fedkd_flwr.runs.writing import as_lines, write_json
 from strategies.core.evaluations import Row
+from strategies.core.plan import PlanSettings
 from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.state import saved_fields
 
-if TYPE_CHECKING:
-    from fedkd_flwr.config import Configuration
+ROUNDS, CLIENTS = "num-server-rounds", "num-clients"
+"""The keys of the planned rounds, and of the clients, which may become more in a deployment."""
 
-
-ROUNDS = "num-server-rounds"
-"""The key of the planned rounds."""
-
-ACCEPT = "accept-changes"
-"""The key that allows a run to be continued with other versions."""
+ACCEPT = "accept-changes"  # the key that allows a run to be continued with other versions
 
 OF_THE_CALL = ("output-dir", "resume", ACCEPT)
 """Keys that say that a run is continued, where it is now, and how."""
@@ -60,8 +43,7 @@ MAY_CHANGE = (
 )
 """Keys for the number of rounds, and for where and how a run is computed."""
 
-Changes = dict[str, tuple[Any, Any]]
-"""Old and new value of each key that differs."""
+Changes = dict[str, tuple[Any, Any]]  # old and new value of each key that differs
 
 
 def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,32 +52,27 @@ def changeable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_settings(run: Run, wanted: Configuration) -> Changes:
-    """Return what changes when a run is continued, after checking that it may.
-
-    Old and new value of each key that differs. Raises `RunDirectoryError` if the run is finished
-    and neither rounds nor newcomers are added, its checkpoint is gone, it was written with other
-    major versions or other code of the user, or it ran with a setting that was removed;
-    `ConfigError` if a key differs that must not change.
-    """
-    _require_known_keys(run)
+    """Return old and new values of what changes in a continued run, if they may change."""
+    if lost := lost_keys(run.config):
+        named = ", ".join(f"{key} = {value}" for key, value in lost.items())
+        raise RunDirectoryError(
+            f"{run.path} cannot be continued: it ran with {named}, which this version does not "
+            "have; continue with the version of fedkd-flwr that wrote it, or start a new run."
+        )
     before = recorded_config(run, names_of_code(wanted.flat()))
-    recorded, plan = before.flat(), before.run.plan
+    recorded = before.flat()
     changes = {
         key: (recorded.get(key), value)
         for key, value in wanted.flat().items()
         if key not in OF_THE_CALL and value != recorded.get(key)
     }
-    refused = [key for key in changes if key not in (*MAY_CHANGE, CLIENTS)]
-    if refused:
+    if refused := [key for key in changes if key not in (*MAY_CHANGE, CLIENTS)]:
         raise ConfigError(
             f"{run.path} cannot be continued with another {', '.join(refused)}; "
             f"only {', '.join(MAY_CHANGE)} may change."
         )
-    _require_more_clients(wanted, plan.num_clients)
-    _require_same_versions(run, wanted)
-    _require_same_code(run, wanted)
-    _require_growth(wanted, plan.num_server_rounds)
-    _require_continuable(run, wanted)
+    for objection in _objections(run, wanted, before.run.plan):
+        raise objection
     return changes
 
 
@@ -107,48 +84,62 @@ def described(changes: Changes) -> str:
     )
 
 
-def _require_known_keys(run: Run) -> None:
-    """Refuse a run whose numbers depend on a setting that this version does not have."""
-    if lost := lost_keys(run.config):
-        named = ", ".join(f"{key} = {value}" for key, value in lost.items())
-        raise RunDirectoryError(
-            f"{run.path} cannot be continued: it ran with {named}, which this version does not "
-            "have; continue with the version of fedkd-flwr that wrote it, or start a new run."
+def _objections(run: Run, wanted: Configuration, before: PlanSettings) -> Iterator[Exception]:
+    """Yield why a run cannot be continued by a run config whose keys may all change."""
+    plan, accepts = wanted.run.plan, wanted.run.accept_changes
+    if plan.num_clients < before.num_clients:
+        yield ConfigError(
+            f"{CLIENTS} = {plan.num_clients} is less than the {before.num_clients} clients of the "
+            "run; it can only grow."
         )
-
-
-def _require_same_versions(run: Run, wanted: Configuration) -> None:
-    """Refuse other major versions than those that wrote the run, unless they are intended."""
-    others = other_major_versions(run.description)
-    if others and not wanted.run.accept_changes:
-        raise RunDirectoryError(
+    if plan.num_clients > before.num_clients and plan.new_clients:
+        yield ConfigError(
+            f"{CLIENTS} cannot grow with new-clients above 0, which would draw other new clients."
+        )
+    if (others := other_major_versions(run.description)) and not accepts:
+        yield RunDirectoryError(
             f"{run.path} was written with other major versions: {', '.join(others)}. Install those "
             "versions, or add --accept-changes (-c accept-changes=true) if the change is intended."
         )
-
-
-def _require_same_code(run: Run, wanted: Configuration) -> None:
-    """Refuse other own code than that which made the run, unless it is intended."""
-    others = [] if wanted.run.accept_changes else changed_code(run, wanted.flat())
-    if others:
-        raise RunDirectoryError(
+    if others := [] if accepts else changed_code(run, wanted.flat()):
+        yield RunDirectoryError(
             f"{run.path} was made with other code of {', '.join(others)}. Restore that code, or "
             "add --accept-changes (-c accept-changes=true) if the change is intended."
         )
+    yield from _objections_to_rounds(wanted, before.num_server_rounds)
+    if (run.path / "matrices.npz").exists():
+        yield RunDirectoryError(
+            f"{run.path} has its matrices in the format of version 0.1 (matrices.npz): continue "
+            "with the version of fedkd-flwr that wrote it, or run it again."
+        )
+    completed = (run.summary or {}).get("rounds", 0)
+    if run.summary and plan.num_server_rounds <= completed and not newcomers(run, wanted):
+        yield RunDirectoryError(
+            f"{run.path} holds a finished run; to add rounds, type "
+            f"-c {ROUNDS}=N with N above {completed}."
+        )
+    if run.summary and not checkpoint_files(run.path):
+        yield RunDirectoryError(
+            f"{run.path} holds a finished run without its checkpoint, so nothing can be added; "
+            "start a new run."
+        )
 
 
-def _require_more_clients(wanted: Configuration, before: int) -> None:
-    """Refuse fewer clients, and more where a share of them is kept out of the training."""
-    plan = wanted.run.plan
-    if plan.num_clients < before:
-        raise ConfigError(
-            f"{CLIENTS} = {plan.num_clients} is less than the {before} clients of the run; it can "
-            "only grow."
+def _objections_to_rounds(wanted: Configuration, before: int) -> Iterator[ConfigError]:
+    run, now = wanted.run, wanted.run.plan.num_server_rounds
+    if now < before:
+        yield ConfigError(
+            f"{ROUNDS} = {now} is less than the {before} rounds of the run; it can only grow."
         )
-    if plan.num_clients > before and plan.new_clients:
-        raise ConfigError(
-            f"{CLIENTS} cannot grow with new-clients above 0, which would draw other new clients."
-        )
+    if now == before:
+        return
+    schedule = run.training.learning_rate_schedule
+    setting = run.method.strategy.spanning_setting(run.plan, wanted.settings)
+    depends = setting and f"With {setting}, the results of {run.strategy} depend"
+    if schedule != "constant":
+        depends = f"learning-rate-schedule = {schedule} depends"
+    if depends:
+        yield ConfigError(f"{depends} on the planned rounds, so {now} rounds need a new run.")
 
 
 def require_same_clients(changes: Changes) -> None:
@@ -161,7 +152,6 @@ def require_same_clients(changes: Changes) -> None:
 
 
 def _require_growth(wanted: Configuration, before: int) -> None:
-    """Refuse fewer rounds, and more rounds where results depend on the planned number."""
     run, now = wanted.run, wanted.run.plan.num_server_rounds
     if now < before:
         raise ConfigError(
@@ -181,35 +171,11 @@ def _require_growth(wanted: Configuration, before: int) -> None:
         )
 
 
-def _require_continuable(run: Run, wanted: Configuration) -> None:
-    if (run.path / "matrices.npz").exists():
-        raise RunDirectoryError(
-            f"{run.path} has its matrices in the format of version 0.1 (matrices.npz): continue "
-            "with the version of fedkd-flwr that wrote it, or run it again."
-        )
-    if not run.summary:
-        return
-    completed = run.summary["rounds"]
-    is_longer = wanted.run.plan.num_server_rounds > completed
-    if not is_longer and not newcomers(run, wanted):
-        raise RunDirectoryError(
-            f"{run.path} holds a finished run; to add rounds, type "
-            f"-c {ROUNDS}=N with N above {completed}."
-        )
-    if not checkpoint_files(run.path):
-        raise RunDirectoryError(
-            f"{run.path} holds a finished run without its checkpoint, so nothing can be added; "
-            "start a new run."
-        )
-
-
 def checkpoint_to_continue_from(run: Run, state_dir: str) -> tuple[Checkpoint, str]:
-    """Return the newest checkpoint that the other files of a run support.
+    """Return the newest checkpoint that other files support, and why no newer one.
 
-    A power cut or a damaged file can cost the newest one. The one before is then taken. Return also
-    why it is not the newest checkpoint that there is, empty if it is. Memories in `state_dir` are
-    checked if they are on this machine. Raises `DamagedRunError` if no checkpoint is supported;
-    `RunDirectoryError` if a memory was removed for later runs.
+    A power cut or a damaged file can cost the newest one. Memories in `state_dir` are checked if
+    they are on this machine.
     """
     lost: list[DamagedRunError] = []
     for checkpoint in _checkpoints(run):
@@ -224,7 +190,7 @@ def checkpoint_to_continue_from(run: Run, state_dir: str) -> tuple[Checkpoint, s
 
 
 def _checkpoints(run: Run) -> list[Checkpoint]:
-    """Return the checkpoints of a run, the newest first; the start where only one round is lost."""
+    """Return the checkpoints of a run, the newest first; the start if one round is lost."""
     found: list[Checkpoint] = []
     is_short = len(run.round_rows) <= 1
     try:
@@ -251,7 +217,7 @@ def _require_tables(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None:
-    """Refuse a checkpoint if clients' memories are on this machine, but not those of its round."""
+    """Refuse a checkpoint if memories are on this machine, but not those of its round."""
     folders = _memory_folders(run, state_dir)
     try:
         # Without any memory here, the nodes have it, or say themselves that they lack it.
@@ -268,12 +234,7 @@ def _require_readable_memories(run: Run, state_dir: str, completed: int) -> None
 
 
 def require_memories(run: Run, wanted: RunConfig) -> Checkpoint:
-    """Return the checkpoint to continue from, if clients on this machine find their memory of it.
-
-    A client without its memory would restart from scratch in the middle of the run. Raises
-    `RunDirectoryError` if no client remembers the last complete round, or as in
-    `checkpoint_to_continue_from`.
-    """
+    """Return the checkpoint to continue from, if memories on this machine are of it."""
     state_dir = wanted.state_dir
     checkpoint, _ = checkpoint_to_continue_from(run, state_dir)
     if not _keep_state(wanted):
@@ -285,7 +246,6 @@ def require_memories(run: Run, wanted: RunConfig) -> Checkpoint:
 
 
 def _keep_state(run: RunConfig) -> bool:
-    """Return whether the clients of a run keep anything from one message to the next."""
     client = run.method.client
     keep_own = client.keeps_model or bool(saved_fields(client.State))
     return keep_own or bool(run.dp_sgd.noise_multiplier) or run.plan.safeguard.is_on
@@ -298,7 +258,6 @@ def _no_memory(run: Run, state_dir: str, completed: int) -> str:
 
 
 def _memory_folders(run: Run, state_dir: str) -> list[MemoryFolder | SharedFolder]:
-    """Return the folders with memories of a run on this machine."""
     if not (state_dir and run.run_id):
         return []
     path, run_id = Path(state_dir), run.run_id
@@ -309,19 +268,11 @@ def _any_remembers(folders: Iterable[MemoryFolder | SharedFolder], server_round:
     return any(folder.file(server_round).exists() for folder in folders)
 
 
-CLIENTS = "num-clients"
-"""The key of the number of clients, which may grow in a deployment."""
-
-
-def newcomers(run: Run, wanted: "Configuration") -> list[int]:
-    """Return the partition-ids of the clients that a finished run is to receive.
-
-    The clients above the run's number that have no model of it yet, ascending; empty if rounds are
-    added, since they then take part in these.
-    """
+def newcomers(run: Run, wanted: Configuration) -> list[int]:
+    """Return the ids of the clients that are to join a finished run, without more rounds."""
     planned = wanted.run.plan.num_server_rounds
     keeps_models = wanted.run.method.record.keeps_global_models
-    if not run.summary or not keeps_models or planned != run.config["num-server-rounds"]:
+    if not run.summary or not keeps_models or planned != run.config[ROUNDS]:
         return []
     received = {row["partition_id"] for row in received_by(run) if row.get("failure") is None}
     ids = range(run.config[CLIENTS], wanted.run.plan.num_clients)
@@ -335,10 +286,7 @@ def received_by(run: Run) -> list[Row]:
 
 
 def write_newcomers(run: Run, rows: Sequence[Row]) -> None:
-    """Record that newcomers have joined, and their rows instead of those of failed attempts.
-
-    Raises `OSError` if the disk refuses to write.
-    """
+    """Record that newcomers have joined, and their rows instead of those of failed attempts."""
     write_json(run.path / "config.json", run.description)
     new = {(row["round"], row["partition_id"]) for row in rows}
     before = run.further_rows.get(NEW_CLIENTS, [])

@@ -11,6 +11,7 @@ attempt changes nothing.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,14 +25,21 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedkd_flwr.config.run_config import TRACKERS
-from fedkd_flwr.data.provenance import DataRecord
-from fedkd_flwr.files import open_private, sync, write_arrays, write_text
-from fedkd_flwr.memory import PROGRESS, Memory, SharedFolder
-from fedkd_flwr.runs.arrays import append_array
+from fedkd_flwr.data.clients import DataRecord
+from fedkd_flwr.files import (
+    append_array,
+    as_lines,
+    open_private,
+    sync,
+    write_arrays,
+    write_json,
+    write_text,
+)
+from fedkd_flwr.memory import Memory, SharedFolder, round_of
 from fedkd_flwr.runs.checkpoint import (
     Checkpoint,
     checkpoint_files,
-    clients_folder,
+    forget_checkpoints_after,
     keep_last_checkpoint,
     notes_files,
     restart,
@@ -46,20 +54,17 @@ from fedkd_flwr.runs.continuing import (
     newcomers,
     write_newcomers,
 )
-from fedkd_flwr.runs.folders import RunDirectoryError, absolute, remove_empty, require_new
-from fedkd_flwr.runs.lock import lock_directory
-from fedkd_flwr.runs.own_code import ACCEPTED, python_here, python_of
+from fedkd_flwr.runs.folders import (
+    RunDirectoryError,
+    absolute,
+    lock_directory,
+    remove_empty,
+    require_new,
+)
+from fedkd_flwr.runs.provenance import ACCEPTED, python_here, python_of
 from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run
 from fedkd_flwr.runs.recorded import names_of_code
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
-from fedkd_flwr.runs.writing import (
-    as_lines,
-    begin_to_continue,
-    global_model_file,
-    global_models,
-    sync_round,
-    write_json,
-)
 from strategies.core.evaluations import Row
 from strategies.core.flower import log
 from strategies.core.rounds import Observer, RoundRecord
@@ -69,26 +74,10 @@ if TYPE_CHECKING:
 
 
 class RunDirectory(Observer):
-    """Writes one run.
+    """Writes one run, which `create` begins and `reopen` continues; locked until `close`.
 
-    Only one process at a time may write: `create` and `reopen` lock the directory until `close`
-    or the end of the process.
-
-    Parameters
-    ----------
-    path : Path
-        The run directory; see `create` and `reopen`.
-    configuration : Configuration
-        The config of this call. Code that it names may be imported.
-
-    Attributes
-    ----------
-    observers : list of Observer
-        Are informed of the events of the run; see `watched_by`.
-    newcomers : list of int
-        Clients that join without further rounds, see `fedkd_flwr.runs.continuing`.
-    memories : callable
-        Returns the memories by partition-id of clients in this process, which it writes each round.
+    `newcomers` are clients that join without further rounds; `memories` returns those of clients in
+    this process, which are written each round.
     """
 
     def __init__(self, path: Path, configuration: "Configuration") -> None:
@@ -112,10 +101,7 @@ class RunDirectory(Observer):
     def create(
         cls, path: Path, configuration: "Configuration", data: DataRecord | None = None
     ) -> "RunDirectory":
-        """Create the directory of a new run and record its config.
-
-        Raises `RunDirectoryError` if the directory cannot be made or written, or holds a run.
-        """
+        """Create the directory of a new run and record its config."""
         directory = cls(path, configuration)
         require_new(directory.path)
         folders = (directory.path, *directory.path.parents)
@@ -134,12 +120,7 @@ class RunDirectory(Observer):
     def reopen(
         cls, path: Path, configuration: "Configuration"
     ) -> tuple["RunDirectory", Checkpoint]:
-        """Open the directory of a run to continue it; nothing is changed yet.
-
-        It is ready for the round after the checkpoint. Raises `RunDirectoryError` if there is no
-        run, or it is finished, damaged, or written by another process; `ConfigError` if a setting
-        differs that must not change.
-        """
+        """Open the directory of a run to continue it; nothing is changed yet."""
         directory = cls(path, configuration)
         load_run(directory.path)  # no lock where there is no run
         directory._lock_file = lock_directory(directory.path)
@@ -178,22 +159,23 @@ class RunDirectory(Observer):
             observer.run_started(self.run)
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Append a round; the checkpoint is written last and completes it.
-
-        Raises `RunDirectoryError` if the disk refuses to write; the run can be resumed from the
-        previous round.
-        """
+        """Append a round; the checkpoint is written last and completes it."""
         try:
             self._begin_to_continue()
             self._begin_files(record)
             for name, matrix in record.matrices.items():
                 append_array(self.path / MATRICES / f"{name}.npy", matrix)
             if record.global_model:
-                self._save_global_model(record)
+                model = global_model_file(self.path, record.server_round)
+                model.parent.mkdir(exist_ok=True)
+                write_arrays(model, record.global_model, durable=False)
             for name, rows in record.tables.items():
-                self._append(f"{name}.jsonl", rows)
+                with open_private(self.path / f"{name}.jsonl", "a") as file:
+                    file.write(as_lines(rows))
             sync_round(self.path, record.server_round, self._appended)
-            self._write_memories(record.server_round)
+            if self._state_dir:  # the memories of clients elsewhere are written there
+                folder = SharedFolder.of_run(absolute(self._state_dir), self.run_id)
+                folder.write(self.memories(), record.server_round)
             write_checkpoint(self.path, record, self.seconds, sorted(self._appended))
         except OSError as error:
             go_on = f"continue with `fedkd run --resume {self.path}`"
@@ -206,18 +188,12 @@ class RunDirectory(Observer):
             observer.round_finished(record)
 
     def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Save state that must survive if the round is interrupted.
-
-        Raises `RunDirectoryError` if the disk refuses to write.
-        """
+        """Save state that must survive if the round is interrupted."""
         with self._writing():
             write_notes(self.path, state)
 
     def global_model(self, server_round: int) -> dict[str, NDArray[Any]]:
-        """Read the global model of a round.
-
-        Raises `DamagedRunError` if it is missing or cannot be read.
-        """
+        """Read the global model of a round."""
         file = global_model_file(self.path, server_round)
         try:
             return load_file(file)
@@ -225,20 +201,13 @@ class RunDirectory(Observer):
             raise damaged(file, str(error), restart(self.path)) from None
 
     def newcomers_received(self, rows: list[Row]) -> None:
-        """Record the rows of clients that joined after the last round; all others stay.
-
-        Raises `RunDirectoryError` if the disk refuses to write; the newcomers can join again.
-        """
+        """Record the rows of clients that joined after the last round; all others stay."""
         run, self._continued_as = self.run, None
         with self._writing():
             write_newcomers(run, rows)
 
     def finish(self) -> Run:
-        """Write the summary, and return the finished run.
-
-        Raises `RunDirectoryError` if the disk refuses to write; the run can be resumed and then
-        ends at once.
-        """
+        """Write the summary, and return the finished run."""
         with self._writing():
             self._begin_to_continue()
             keep_last_checkpoint(self.path)
@@ -250,11 +219,7 @@ class RunDirectory(Observer):
         return Run(self.path, self._code)
 
     def give_up(self) -> None:
-        """Stop early, and remove the files of a new run that never completed a round.
-
-        A run with a completed round, or with notes that must survive, stays and can be continued.
-        Files and folders that were there before the run stay too.
-        """
+        """Stop early; remove what a new run without a complete round has written."""
         for observer in self.observers:
             observer.run_stopped()
         if self._stays:
@@ -276,18 +241,11 @@ class RunDirectory(Observer):
             self._lock_file.close()
         self._lock_file = None
 
-    def _write_memories(self, server_round: int) -> None:
-        """Write what clients in this process keep of a round; those elsewhere do it themselves."""
-        if self._state_dir:
-            folder = SharedFolder.of_run(absolute(self._state_dir), self.run_id)
-            folder.write(self.memories(), server_round)
-
     @property
     def _stays(self) -> bool:
         """Whether the run can be continued, and not started again, if it stops now."""
         kept = (*checkpoint_files(self.path), *notes_files(self.path))
-        noted = any(clients_folder(self.path).rglob(PROGRESS))
-        return not self._is_new or noted or any(map(Path.exists, kept))
+        return not self._is_new or any(map(Path.exists, kept))
 
     def _describe(self, configuration: "Configuration", data: DataRecord | None) -> None:
         """Write what does not change; ``config.json``, which marks a run, comes first."""
@@ -344,20 +302,44 @@ class RunDirectory(Observer):
             (self.path / name).unlink(missing_ok=True)
         self._appended |= files
 
-    def _append(self, name: str, rows: list[Row]) -> None:
-        with open_private(self.path / name, "a") as file:
-            file.write(as_lines(rows))
-
-    def _save_global_model(self, record: RoundRecord) -> None:
-        file = global_model_file(self.path, record.server_round)
-        file.parent.mkdir(exist_ok=True)
-        write_arrays(file, record.global_model, durable=False)
-
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn errors of the disk into one sentence."""
         try:
             yield
         except OSError as error:
             reason = error.strerror or error
             raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from error
+
+
+def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
+    """Drop what is newer than the checkpoint, and record how the run is continued."""
+    completed = run.until or 0
+    # In this order, a power cut in between leaves a run that continues after the same round.
+    forget_checkpoints_after(run.path, completed)
+    (run.path / "summary.json").unlink(missing_ok=True)
+    sync(run.path)
+    write_json(run.path / "config.json", run.description)
+    for name, size in sizes.items():
+        os.truncate(run.path / name, size)
+    for model in global_models(run.path):
+        if round_of(model) > completed:
+            model.unlink()
+
+
+def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) -> None:
+    """Wait until the files of a round, and their names, are on the disk."""
+    model = global_model_file(run_directory, server_round)
+    folders = (run_directory, run_directory / MATRICES, run_directory / "models")
+    files = (run_directory / name for name in appended)
+    for path in (*files, *filter(Path.exists, (model, *folders))):
+        sync(path)
+
+
+def global_model_file(run_directory: Path, server_round: int) -> Path:
+    """Return the file of the global model of a round."""
+    return run_directory / "models" / f"global-{server_round:06d}.safetensors"
+
+
+def global_models(run_directory: Path) -> list[Path]:
+    """Return the files of the global models that a run has stored, in the order of rounds."""
+    return sorted((run_directory / "models").glob("global-*.safetensors"))

@@ -1,13 +1,17 @@
-"""Folders of runs: their names, their errors, and checks before any client works."""
+"""Folders of runs: names, errors, checks before any client works, and the lock of their writer."""
 
 import contextlib
+import os
+import socket
 import tempfile
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import chain
+from logging import WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
-from fedkd_flwr.files import plain_name
+from fedkd_flwr.files import lock_file, plain_name
+from strategies.core.flower import log
 
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
@@ -39,10 +43,7 @@ def default_run_directory(configuration: "Configuration", parent: Path) -> Path:
 
 
 def absolute(path: str | Path) -> Path:
-    """Return the absolute path of a file or folder, which need not exist.
-
-    Raises `RunDirectoryError` if the path is not valid.
-    """
+    """Return the absolute path of a file or folder, which need not exist."""
     try:
         found = Path(path).expanduser().resolve()
         # The operating system refuses names that are too long only when it is asked.
@@ -54,10 +55,7 @@ def absolute(path: str | Path) -> Path:
 
 
 def require_writable(folder: Path, name: str) -> None:
-    """Check that files can be written to a folder; leave nothing there.
-
-    Raises `RunDirectoryError` if the folder cannot be made or written.
-    """
+    """Check that files can be written to a folder; leave nothing there."""
     missing: list[Path] = []
     try:
         missing = [part for part in (folder, *folder.parents) if not part.exists()]
@@ -72,11 +70,7 @@ def require_writable(folder: Path, name: str) -> None:
 
 
 def require_new(path: Path) -> None:
-    """Check that a new run can be written to a directory; leave nothing there.
-
-    Raises `RunDirectoryError` if the directory holds a run, other runs or a file that would count
-    as one of a run, or cannot be made or written.
-    """
+    """Check that a new run can be written to a directory; leave nothing there."""
     require_writable(path, "output directory")
     if (path / "config.json").exists():
         raise RunDirectoryError(
@@ -101,3 +95,45 @@ def remove_empty(folders: list[Path]) -> None:
         # The folder may be gone, or hold files of somebody else.
         with contextlib.suppress(OSError):
             folder.rmdir()
+
+
+def lock_directory(path: Path) -> IO[str]:
+    """Lock a run directory against other processes."""
+    folder = path / "checkpoint"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)  # results may identify patients
+        folder.mkdir(exist_ok=True)
+        file = (folder / "lock").open("a+")
+    except OSError as error:
+        raise RunDirectoryError(f"{folder} cannot be written: {error.strerror or error}.") from None
+    file.seek(0)
+    if not _lock_exclusively(file):
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise RunDirectoryError(
+            f"{path} is being written by {holder}; stop that run "
+            "(`flwr stop`, or end the process) before you continue it."
+        )
+    # On a full disk the lock works without the name of its holder.
+    with contextlib.suppress(OSError):
+        file.truncate()
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        file.write(f"process {os.getpid()} on {socket.gethostname()} (since {now})")
+        file.flush()
+    return file
+
+
+def _lock_exclusively(file: IO[str]) -> bool:
+    """Try to lock a file for this process; return whether it worked, without waiting."""
+    try:
+        locked = lock_file(file, wait=False)
+    except OSError as error:
+        raise RunDirectoryError(f"{file.name} cannot be locked: {error.strerror}.") from error
+    if locked is None:
+        log(
+            WARNING,
+            "%s is on a file system without locks: make sure that no other run writes there",
+            Path(file.name).parent.parent,
+        )
+    return locked is not False

@@ -1,17 +1,27 @@
-"""Provenance of a run besides its settings: the project's code, packages and the machine."""
+"""What made a run besides its settings: the project's and the user's code, packages, the machine.
+
+The user's code is recorded by digests. Bytecode differs between minor versions of Python, so with
+another one nothing is said of the code.
+"""
 
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedkd_flwr import __version__
+from fedkd_flwr.custom_objects.digests import code_digest, digests_by_part
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom
+from fedkd_flwr.files import write_json
+from fedkd_flwr.methods import METHODS, REGISTERED
+from fedkd_flwr.runs.reading import Run
+from fedkd_flwr.runs.recorded import names_of_code
 
-PROJECT = Path(__file__).parents[2]
-"""The Git checkout that this code belongs to, if any."""
+PROJECT = Path(__file__).parents[2]  # the Git checkout that this code belongs to, if any
 
 PACKAGES = ("flwr", "torch", "torchvision", "numpy", "scikit-learn")
 """Packages whose versions a run records."""
@@ -24,12 +34,7 @@ DECISIVE = ("flwr", "torch")
 
 
 def provenance(device: str) -> dict[str, Any]:
-    """Describe the code, the packages and the machine of this process.
-
-    ``project`` (``version``, ``commit``, ``modified``), ``versions`` of packages, ``processor``,
-    ``vector_extensions`` such as ``AVX512``, ``device`` and ``torch_threads``. ``commit`` is empty
-    outside a Git checkout.
-    """
+    """Describe the code, the packages and the machine of this process."""
     import torch  # deferred: only the writer of a run needs it
 
     return {
@@ -45,22 +50,10 @@ def provenance(device: str) -> dict[str, Any]:
     }
 
 
-def legs_of(description: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], slice]]:
-    """Return what describes each process that wrote a run, and the places of its rounds.
-
-    In order. A slice holds the rounds that no later process repeated; it may be empty.
-    """
-    legs = [{**description, "after_round": 0}, *description.get("continued", [])]
-    begins = [leg["after_round"] for leg in legs]
-    ends = [min(begins[number:], default=None) for number in range(1, len(legs) + 1)]
-    return [(leg, slice(begin, end)) for leg, begin, end in zip(legs, begins, ends, strict=True)]
-
-
 def other_major_versions(description: Mapping[str, Any]) -> list[str]:
     """Return what has another major version here than in the last process that wrote a run.
 
-    Before version 1, the second number counts as the major version. Such as ``torch 2.12.0 (now
-    3.0.1)``. Versions that runs of old versions lack count as equal.
+    Before version 1, the second number counts as the major version.
     """
     legs = [description, *description.get("continued", [])]
     last: Mapping[str, Any] = next((leg for leg in reversed(legs) if "versions" in leg), {})
@@ -81,10 +74,7 @@ def _major(text: str) -> list[str]:
 
 @cache
 def project_version() -> dict[str, Any]:
-    """Return the project's version, and the commit where it runs from a Git checkout.
-
-    ``modified`` is true if tracked files differ from the commit.
-    """
+    """Return the project's version, and its commit where it runs from a Git checkout."""
     is_checkout = (PROJECT / ".git").exists()
     return {
         "version": __version__,
@@ -111,3 +101,97 @@ def _git(*arguments: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+ACCEPTED = "accepted"  # key of ``config.json`` for code with which a finished run counts as made
+
+
+def digests_of_code(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digests of own objects of a run config, as far as they are here."""
+    digests: dict[str, str] = {}
+    for name in names_of_code(config):
+        with suppress(CustomObjectError):
+            digests |= digests_by_part(name, find_custom(name))
+    strategy = str(config["strategy"])
+    if strategy in REGISTERED and strategy not in METHODS:
+        digests |= digests_by_part(strategy, REGISTERED[strategy])
+    return digests
+
+
+def python_here() -> str:
+    """Return the minor version of Python, such as ``3.12``."""
+    return python_of({"versions": {"python": platform.python_version()}})
+
+
+def python_of(description: Mapping[str, Any]) -> str:
+    """Return the minor version of Python that wrote a run last; empty if it is not recorded."""
+    return minor_version(str(_last_maker(description).get("versions", {}).get("python", "")))
+
+
+def minor_version(version: str) -> str:
+    """Return ``3.12`` of ``3.12.4``."""
+    return ".".join(version.split(".")[:2])
+
+
+def code_of(description: Mapping[str, Any]) -> dict[str, str]:
+    """Return the recorded digests of a run's code: of its last process, or accepted afterwards."""
+    code = _last_maker(description).get("code")
+    return code if isinstance(code, dict) else {}
+
+
+def changed_code(run: Run, config: Mapping[str, Any]) -> list[str]:
+    """Return which own objects of a flat run config, and modules, are not those that made a run."""
+    before = code_of(run.description)
+    if not before or python_of(run.description) != python_here():
+        return []
+    now = digests_of_code(config)
+    return [name for name in now if before.get(name, now[name]) != now[name]]
+
+
+def accept_code(run: Run, config: Mapping[str, Any]) -> None:
+    """Record that a finished run counts as made with the code that is here."""
+    accepted = {"code": digests_of_code(config), "versions": {"python": platform.python_version()}}
+    write_json(run.path / "config.json", {**run.description, ACCEPTED: accepted})
+
+
+def has_accepted_code(description: Mapping[str, Any]) -> bool:
+    """Return whether a run counts as made with one code, and was not."""
+    legs = [description, *description.get("continued", [])]
+    recorded = [leg["code"] for leg in legs if "code" in leg]
+    return ACCEPTED in description or any(code != recorded[0] for code in recorded)
+
+
+def versions_of_code(runs: Iterable[Run]) -> list[list[Run]]:
+    """Return runs in groups that were made with one version of the code they share.
+
+    Code that is not recorded, or was under another minor version of Python, counts as equal.
+    """
+    versions: list[list[Run]] = []
+    for run in runs:
+        fitting = (version for version in versions if all(_agree(run, one) for one in version))
+        version = next(fitting, None)
+        if version is None:
+            versions.append([run])
+        else:
+            versions.remove(version)
+            versions.append([*version, run])
+    return versions
+
+
+def short_digest(run: Run) -> str:
+    """Return six digits that tell versions of a run's code apart."""
+    return code_digest(sorted(code_of(run.description).items()))[:6]
+
+
+def _agree(one: Run, other: Run) -> bool:
+    if python_of(one.description) != python_of(other.description):
+        return True
+    before, now = code_of(one.description), code_of(other.description)
+    return all(before[name] == now[name] for name in before.keys() & now.keys())
+
+
+def _last_maker(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    legs = [description, *description.get("continued", [])]
+    return description.get(ACCEPTED) or next(
+        (leg for leg in reversed(legs) if "versions" in leg), {}
+    )

@@ -1,7 +1,6 @@
 """Reading a run directory: settings, rounds, clients, matrices and summary."""
 
 import json
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,10 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkd_flwr.config import current_config
-from fedkd_flwr.runs.arrays import ArraysError, read_arrays
+from fedkd_flwr.files import ArraysError, read_arrays
 from fedkd_flwr.runs.folders import DamagedRunError, RunDirectoryError, absolute
-from fedkd_flwr.runs.provenance import legs_of
-from strategies.core.counts import MODELS, SPLITS, Counts, column_prefix
 from strategies.core.evaluations import (
     COLUMNS,
     EVALUATIONS,
@@ -32,6 +29,7 @@ from strategies.core.evaluations import (
     with_statistics,
 )
 from strategies.core.flower import log
+from strategies.core.metrics import MODELS, SPLITS, Counts, column_prefix
 from strategies.core.pair_matrix import STARTS, whole_of
 
 if TYPE_CHECKING:
@@ -40,20 +38,14 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import nn
 
-Types = Mapping[str, type | tuple[type, ...]]
-"""Names and types that a JSON object must hold."""
+Types = Mapping[str, type | tuple[type, ...]]  # names and types that a JSON object must hold
 
 CONFIG: Types = {"strategy": str, "seed": int, "num-clients": int, "num-server-rounds": int}
 """Keys that every run config holds."""
 
-RUN_ID = re.compile("[0-9a-f]*")
-"""What the id of a run consists of."""
-
-MATRICES = "matrices"
-"""Folder with a file for each matrix of the method."""
-
-MODELS_OF_CLIENTS = "fedkd_flwr.analysis.client_models"
-"""What rebuilds the models of a run."""
+RUN_ID = re.compile("[0-9a-f]*")  # what the id of a run consists of
+MATRICES = "matrices"  # folder with a file for each matrix of the method
+MODELS_OF_CLIENTS = "fedkd_flwr.analysis.client_models"  # what rebuilds the models of a run
 
 OF_EVERY_RUN = ("rounds", "clients", EVALUATIONS)
 """Tables that every run has; the last one since version 0.2."""
@@ -70,8 +62,7 @@ KEYS: Mapping[str, Types] = {
 }  # fmt: skip
 """Keys that every line of a table holds, if not `CLIENT_KEYS`."""
 
-RESULT = (dict, type(None))
-"""A round's accuracy, or null where no client was evaluated."""
+RESULT = (dict, type(None))  # a round's accuracy, or null where no client was evaluated
 
 ACCURACIES = ("accuracy", *(f"accuracy_{name}" for name in ("mean", "min", "max", "weighted")))
 """Columns that hold parts of 1, each also of the validation data."""
@@ -119,8 +110,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The flat run config."""
-        config: dict[str, Any] = self.description["config"]
-        return config
+        return self.description["config"]
 
     @property
     def run_id(self) -> str:
@@ -167,49 +157,36 @@ class Run:
 
     def table(self, name: str) -> "pd.DataFrame":
         """Return a further table of the method; empty if there is none of that name."""
-        import pandas as pd
-
-        return pd.DataFrame(self.further_rows.get(name, []))
+        return _frame(self.further_rows.get(name, []))
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
         """One row per round."""
-        import pandas as pd  # deferred: writing and continuing runs needs no data frames
-
-        return pd.DataFrame(self.round_rows)
+        return _frame(self.round_rows)
 
     @cached_property
     def clients(self) -> "pd.DataFrame":
         """One row per client and round."""
-        import pandas as pd
-
-        return pd.DataFrame(self.client_rows)
+        return _frame(self.client_rows)
 
     @cached_property
     def evaluations(self) -> "pd.DataFrame":
         """One row per evaluation: round, client, model, split, correct, total and loss."""
-        import pandas as pd
-
-        return pd.DataFrame(self.evaluation_rows, columns=[*COLUMNS])
+        return _frame(self.evaluation_rows, columns=[*COLUMNS])
 
     @cached_property
     def last_evaluations(self) -> "pd.DataFrame":
         """The clients' rows at the last evaluated round of a finished run, by partition-id."""
-        import pandas as pd
-
         clients, last_round = self.clients, (self.summary or {}).get("last_round")
         if "accuracy" not in clients or not last_round:
-            return pd.DataFrame({"accuracy": pd.Series(dtype=float)})
+            return _frame({"accuracy": []}, dtype=float)
         is_last = clients["round"] == last_round["round"]
         last = clients[is_last & clients["accuracy"].notna()]
         return last.set_index("partition_id").sort_index()
 
     @cached_property
     def matrices(self) -> dict[str, NDArray[Any]]:
-        """The method's matrices by name, shape (rounds, ...).
-
-        Entries of clients that have not trained yet are those of the start.
-        """
+        """The method's matrices by name, shape (rounds, ...)."""
         read = {name: self._matrices_of(name) for name in self.matrix_names}
         return {name: in_one_shape(rounds) for name, rounds in read.items() if rounds}
 
@@ -236,8 +213,7 @@ class Run:
         >>> model(data.test_images).shape == (len(data.test_labels), 10)
         True
         """
-        model: nn.Module = resolve_name(f"{MODELS_OF_CLIENTS}:client_model")(self, partition_id)
-        return model
+        return resolve_name(f"{MODELS_OF_CLIENTS}:client_model")(self, partition_id)
 
     def predict(self, partition_id: int, samples: "ArrayLike") -> NDArray[np.int64]:
         """Return the classes, shape (n,), that a client's model gives to new samples.
@@ -253,16 +229,14 @@ class Run:
         (2,)
         """
         of_clients = resolve_name(f"{MODELS_OF_CLIENTS}:predict")
-        classes: NDArray[np.int64] = of_clients(self, partition_id, samples)
-        return classes
+        return of_clients(self, partition_id, samples)
 
     def soft_predictions(self) -> NDArray[np.float32]:
         """Return what each client's final model predicts on the public samples.
 
         Shape (clients, samples, classes), at temperature 1. Errors are those of `model`.
         """
-        predicted: NDArray[np.float32] = resolve_name(f"{MODELS_OF_CLIENTS}:soft_predictions")(self)
-        return predicted
+        return resolve_name(f"{MODELS_OF_CLIENTS}:soft_predictions")(self)
 
     @property
     def coefficients(self) -> "pd.DataFrame":
@@ -271,8 +245,6 @@ class Run:
         Clients have their names, or else their partition-ids. Raises `ValueError` for a method
         without such a matrix.
         """
-        import pandas as pd
-
         square = {
             name: rounds[-1]
             for name, rounds in self.matrices.items()
@@ -283,16 +255,14 @@ class Run:
         matrix = square.get("coefficients", next(iter(square.values())))
         known = {row["partition_id"]: row["name"] for row in self.client_rows if row.get("name")}
         names = [known.get(n, n) for n in range(len(matrix))]
-        named = pd.DataFrame(matrix, index=names, columns=names)
+        named = _frame(matrix, index=names, columns=names)
         return named.rename_axis(index="receiver", columns="giver")
 
     def plot(self) -> "Figure":
         """Draw the mean accuracy over rounds, and the spread over clients."""
-        figure: Figure = resolve_name("fedkd_flwr.plots:plot_run")(self)
-        return figure
+        return resolve_name("fedkd_flwr.plots:plot_run")(self)
 
     def _repr_html_(self) -> str:
-        """Return a card for notebooks: method, data, split, last accuracy, worst client, path."""
         config, rows = self.config, self.round_rows
         last = next((row for row in reversed(rows) if row["accuracy_mean"] is not None), None)
         shares = {"accuracy": "accuracy_mean", "worst client": "accuracy_min"}
@@ -325,24 +295,14 @@ class Run:
     def continued(
         self, after_round: int, description: dict[str, Any], sizes: Mapping[str, int]
     ) -> "Run":
-        """Return the run up to a round, with the description of how it is continued.
-
-        `sizes` are the bytes of its files at the end of that round. What a lost round has written
-        comes after them, and may be about an earlier round.
-        """
+        """Return the run up to a round, and up to the bytes of its files at the end of it."""
         run = Run(self.path, self.allow_code, after_round)
         # Cached properties are kept there.
         vars(run).update(description=description, _sizes=sizes)
         return run
 
     def check(self) -> None:
-        """Read every file once, so that damage is found early.
-
-        Raises
-        ------
-        DamagedRunError
-            With the file, what is wrong with it, and the remedy.
-        """
+        """Read every file once, so that damage is found early."""
         _ = self.description, self.round_rows
         evaluated = self.stored(EVALUATIONS)
         tables = {
@@ -363,10 +323,7 @@ class Run:
             log(WARNING, "%s: matrices.npz is a format of version 0.1 and is not read.", self.path)
 
     def require_rounds(self, rounds: int) -> None:
-        """Check that no round is missing.
-
-        Raises `DamagedRunError` if lines are missing.
-        """
+        """Check that no round is missing."""
         if len(self.round_rows) < rounds:
             reason = f"it holds {len(self.round_rows)} of {rounds} rounds"
             raise self._damaged_lines("rounds", reason)
@@ -416,7 +373,7 @@ class Run:
             _require_types(file, rows[-1], KEYS.get(name, CLIENT_KEYS), self._remedy_for(name))
         if name == "rounds" and [row["round"] for row in rows] != list(range(1, len(rows) + 1)):
             raise self._damaged_lines("rounds", "rounds are missing or out of order")
-        return [row for row in rows if row["round"] <= self._last_round]
+        return [row for row in rows if self.until is None or row["round"] <= self.until]
 
     def _matrices_of(self, name: str) -> list[NDArray[Any]]:
         """Return a matrix at the end of each round, with all clients."""
@@ -430,20 +387,13 @@ class Run:
             raise self._damaged_matrix(starts, str(error)) from None
 
     def _rounds_of(self, file: Path) -> list[NDArray[Any]]:
-        """Return a matrix at the end of each round."""
         try:
             return read_arrays(file)
         except ArraysError as error:
             raise self._damaged_matrix(file, str(error)) from None
 
     @property
-    def _last_round(self) -> float:
-        """The last round to read."""
-        return math.inf if self.until is None else self.until
-
-    @property
     def _redo(self) -> str:
-        """The remedy for a damaged file that is necessary."""
         return f"restore it from a copy, or remove {self.path} and run it again"
 
     def _remedy_for(self, name: str) -> str:
@@ -503,10 +453,7 @@ def load_run(path: str | Path, allow_code: str | Iterable[str] = ()) -> Run:
 
 
 def evaluations_in(row: Row) -> list[Row]:
-    """Return the evaluations in a client's row of a version that had no table of them.
-
-    Accuracies without counts are of as many samples as the client's own model was evaluated on.
-    """
+    """Return the evaluations in a client's row of a version that had no table of them."""
     found = []
     for model, split in product(MODELS, SPLITS):
         prefix, total = column_prefix(model, split), row.get(f"{column_prefix('own', split)}total")
@@ -518,20 +465,32 @@ def evaluations_in(row: Row) -> list[Row]:
     return found
 
 
+def legs_of(description: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], slice]]:
+    """Return what describes each process that wrote a run, and its rounds that count."""
+    legs = [{**description, "after_round": 0}, *description.get("continued", [])]
+    begins = [leg["after_round"] for leg in legs]
+    ends = [min(begins[number:], default=None) for number in range(1, len(legs) + 1)]
+    return [(leg, slice(begin, end)) for leg, begin, end in zip(legs, begins, ends, strict=True)]
+
+
 def damaged(file: Path, reason: str, remedy: str) -> DamagedRunError:
     """Return the error for a file that cannot be read."""
     return DamagedRunError(f"{file} is damaged ({reason}); {remedy}.")
 
 
+def _frame(rows: Any, **options: Any) -> "pd.DataFrame":
+    import pandas as pd  # deferred: writing and continuing runs needs no data frames
+
+    return pd.DataFrame(rows, **options)
+
+
 def _read_object(file: Path, needed: Types, remedy: str) -> dict[str, Any]:
-    """Read a JSON object and check its names and types."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise damaged(file, _reason(error), remedy) from None
     _require_types(file, content, needed, remedy)
-    result: dict[str, Any] = content
-    return result
+    return content
 
 
 def _require_types(file: Path, content: Any, needed: Types, remedy: str) -> None:
@@ -555,15 +514,11 @@ def _impossible_accuracy(row: Row) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a file cannot be read, in one line without its path."""
     return str(getattr(error, "strerror", None) or error)
 
 
 def in_one_shape(matrices: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Stack matrices of rounds, (rounds, ...); a run may have been continued with more clients.
-
-    Entries of clients that had not joined are NaN, or -1 in integers.
-    """
+    """Stack matrices, (rounds, ...); clients that had not joined are NaN, or -1."""
     shape = np.max([matrix.shape for matrix in matrices], axis=0).astype(int)
     filler = np.nan if np.issubdtype(matrices[0].dtype, np.floating) else -1
     stacked = np.full((len(matrices), *shape), filler, dtype=matrices[0].dtype)

@@ -13,14 +13,7 @@ from fedkd_flwr.runs.reading import Run
 
 
 def recorded_config(run: Run, named: Collection[str] = ()) -> Configuration:
-    """Return the config of a run, which may have been moved.
-
-    This is the only reader of recorded configs. It refuses code that the user has not named before
-    anything is imported. `named` is code that the user has named in this call, besides the run's
-    `allow_code`. Raises `CodeNotNamedError` if the config names other code; `DamagedRunError` if
-    the file does not hold a valid run config; `RunDirectoryError` if it was started with Python
-    objects that this process does not have.
-    """
+    """Return the config of a run, which may have been moved."""
     try:
         require_named(run.path, run.config, (*run.allow_code, *named))
         _require_objects(run)
@@ -39,7 +32,6 @@ def recorded_config(run: Run, named: Collection[str] = ()) -> Configuration:
 
 
 def _require_objects(run: Run) -> None:
-    """Refuse a run with Python objects that have to be passed to this process again."""
     strategy = str(run.config["strategy"])
     if NAME.fullmatch(strategy) and strategy not in {**METHODS, **REGISTERED}:
         raise RunDirectoryError(
@@ -57,10 +49,7 @@ def _require_objects(run: Run) -> None:
 
 
 def require_same_objects(run: Run, given: Mapping[str, Any]) -> None:
-    """Refuse other values in place of the Python objects that a run was started with.
-
-    Raises `ConfigError` with the names of both objects.
-    """
+    """Refuse other values in place of the Python objects that a run was started with."""
     for key, value in given.items():
         before = str(run.config.get(key, ""))
         now = ",".join(value) if isinstance(value, list | tuple) else str(value)
@@ -72,11 +61,7 @@ def require_same_objects(run: Run, given: Mapping[str, Any]) -> None:
 
 
 def names_of_code(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names ``module:object`` in a flat run config, each with the keys that hold it.
-
-    Names ``object:NAME`` are left out, since they import nothing. Folders and data sets of the hub
-    are no code. Raises `ConfigError` if the settings of a custom method cannot be read.
-    """
+    """Return the names ``module:object`` in a flat run config, each with the keys that hold it."""
     names: dict[str, list[str]] = defaultdict(list)
     for key, name in named_code(config):
         if not name.startswith(f"{OBJECT}:"):
@@ -85,10 +70,7 @@ def names_of_code(config: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def require_named(path: Path, config: Mapping[str, Any], given: Collection[str]) -> None:
-    """Refuse a recorded run config with code that the user has not named.
-
-    Raises `CodeNotNamedError` with the names, and what to type. Nothing has been imported.
-    """
+    """Refuse a recorded run config with code that the user has not named."""
     names = names_of_code(config)
     others = [name for name in names if not is_named(name, given)]
     if not others:

@@ -1,13 +1,13 @@
-"""The content of ``config.json``, written first, and ``summary.json``, written last."""
+"""What a run says of itself: ``config.json``, ``summary.json``, and which clients failed."""
 
 import uuid
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fedkd_flwr.runs.continuing import received_by
-from fedkd_flwr.runs.own_code import digests_of_code
-from fedkd_flwr.runs.provenance import provenance
+from fedkd_flwr.runs.provenance import digests_of_code, provenance
 from fedkd_flwr.runs.reading import Run
 from strategies.core.evaluations import Row, accuracy_statistics
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
@@ -15,8 +15,7 @@ from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 if TYPE_CHECKING:
     from fedkd_flwr.config import Configuration
 
-NEW = "new_"
-"""Prefix of a round's columns about new clients."""
+NEW = "new_"  # prefix of a round's columns about new clients
 
 COUNTED = ("numbers_up", "numbers_down", "numbers_down_broadcast", "bytes_up", "bytes_down")
 """Traffic columns that are summed over rounds."""
@@ -78,10 +77,7 @@ def summarize(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def prefers_distilled(run: Run) -> bool:
-    """Return whether validation data prefer the clients' models after their last distillation.
-
-    Each client that was evaluated in the last round has to have both results.
-    """
+    """Return whether validation data prefer the clients' models after their last distillation."""
     last = run.round_rows[-1]["round"]
     rows = [row for row in run.client_rows if row["round"] == last and "accuracy" in row]
     gains = [
@@ -93,11 +89,7 @@ def prefers_distilled(run: Run) -> bool:
 
 
 def _gradient_steps(rows: list[Row], evaluated: list[Row]) -> dict[str, int]:
-    """Return the steps that the models of the last evaluation took; nothing of earlier code.
-
-    These are the steps of all clients and rounds, and those of fine-tuning for this evaluation.
-    Fine-tuning for earlier evaluations left no trace in these models.
-    """
+    """Return the steps that the models of the last evaluation took; nothing of earlier code."""
     column = GRADIENT_STEPS.column
     if not all(column in row for row in rows):
         return {}
@@ -122,9 +114,43 @@ def _of_newcomers(run: Run) -> Row | None:
 
 
 def _result(row: Row) -> dict[str, float | None]:
-    """Return a round's number and statistics over clients."""
     return {
         name: None if value is None else float(value)
         for name, value in row.items()
         if name in ("round", "loss_mean") or name.startswith("accuracy")
     }
+
+
+MOST_NAMED = 5  # most failures that a sentence names one by one
+
+
+def failed_rounds(run: Run) -> dict[int, tuple[int, int]]:
+    """Return in how many rounds each client failed, and was asked, of those that failed."""
+    asked, failed = Counter[int](), Counter[int]()
+    for row in run.client_rows:
+        has_failed = isinstance(row.get("failure"), str)
+        failed[row["partition_id"]] += has_failed
+        asked[row["partition_id"]] += has_failed or row.get("numbers_down") is not None
+    return {n: (count, asked[n]) for n, count in sorted(failed.items()) if count}
+
+
+def failures_in_words(runs: Iterable[Run], only_silent: bool = False) -> str:
+    """Return which clients gave no valid reply, and how often; empty if all did.
+
+    Such as ``client 0 gave no valid reply in 2 of 2 rounds of seeds 0, 2``. With `only_silent`,
+    clients that replied in some round are left out.
+    """
+    every = list(runs)
+    seeds: dict[tuple[int, int, int], list[str]] = defaultdict(list)
+    for run in every:
+        for n, (failed, asked) in failed_rounds(run).items():
+            if failed == asked or not only_silent:
+                seeds[n, failed, asked].append(str(run.config["seed"]))
+    named = []
+    for (n, failed, asked), own in sorted(seeds.items())[:MOST_NAMED]:
+        of_seeds = f" of seed{'s' * (len(own) > 1)} {', '.join(own)}" if len(every) > 1 else ""
+        rounds = "round" if asked == 1 else "rounds"
+        named.append(f"client {n} gave no valid reply in {failed} of {asked} {rounds}{of_seeds}")
+    if len(seeds) > MOST_NAMED:
+        named.append(f"and so on, {len(seeds)} in all")
+    return ", ".join(named)

@@ -2,15 +2,4 @@
 
 from fedkd_flwr.sweeps.folder import sweep_folder
 from fedkd_flwr.sweeps.grid import grid_values, read_sweep, run_name
-from fedkd_flwr.sweeps.in_python import sweep
-from fedkd_flwr.sweeps.running import SweepProgress, run_sweep
-
-__all__ = [
-    "SweepProgress",
-    "grid_values",
-    "read_sweep",
-    "run_name",
-    "run_sweep",
-    "sweep",
-    "sweep_folder",
-]
+from fedkd_flwr.sweeps.running import SweepProgress, run_sweep, sweep

@@ -44,26 +44,16 @@ from fedkd_flwr.config.toml_files import close_names, find_sweep, load_toml, rea
 from fedkd_flwr.files import plain_name
 from strategies.core.flower import log
 
-COMBINATIONS = "combinations"
-"""Name of the list of tables in the grid."""
+COMBINATIONS = "combinations"  # name of the list of tables in the grid
 
 Selection = Mapping[str, Scalar | Collection[Scalar]]
 """Some runs of a sweep: those with the value, or one of the values, given for some settings."""
 
 
 def read_sweep(
-    path: str | Path,
-    settings: Mapping[str, Scalar] | None = None,
-    only: Selection | None = None,
+    path: str | Path, settings: Mapping[str, Scalar] | None = None, only: Selection | None = None
 ) -> dict[str, Configuration]:
-    """Read a sweep file and validate every run of it.
-
-    They are in their order, by the name of their directory. Runs that differ in settings of other
-    methods alone are one run. `settings` hold for every run, whatever the file says. `only` has the
-    values that a run may have for some settings; a setting of a method's table is one of the runs
-    alone whose method reads it. Raises `ConfigError` if the file is no sweep, one of its runs is
-    impossible, or none of them is wanted.
-    """
+    """Read a sweep file and validate every run of it."""
     path = sweep_file(path)
     settings = dict(settings or {})
     base, grids = _read_tables(path)
@@ -97,58 +87,36 @@ def read_sweep(
 def select_runs(
     path: str | Path, configurations: Mapping[str, Configuration], only: Selection
 ) -> dict[str, Configuration]:
-    """Return those runs of a sweep that have one of the values wanted for each setting.
-
-    A method has no value for the settings of others, whatever their default is. Raises
-    `ConfigError` if no run has such a setting, or none is wanted.
-    """
+    """Return those runs of a sweep that have one of the values wanted for each setting."""
     read = {name: _read_settings(run) for name, run in configurations.items()}
-    known = {key for own in read.values() for key in own}
-    wanted = {
-        key: _alternatives([values] if isinstance(values, Scalar) else values, key, configurations)
-        for key, values in only.items()
-    }
-    if unknown := [key for key in only if key not in known]:
+    choices = {key: dict.fromkeys(s[key] for s in read.values() if key in s) for key in only}
+    if unknown := [key for key, values in choices.items() if not values]:
         raise ConfigError(f"The runs of the sweep {path} have no setting {', '.join(unknown)}.")
+
+    def has(name: str, key: str, value: Scalar) -> bool:
+        held = read[name].get(key)
+        return held is not None and held in (value, _as_read(configurations[name], key, value))
+
+    def alternatives(key: str, value: Scalar) -> list[Scalar]:
+        # ``local,kt-pfl`` are two; a list of models that a run has is one.
+        is_one = not isinstance(value, str) or any(has(name, key, value) for name in read)
+        return [value] if is_one else [*str(value).split(",")]
+
+    listed = {key: [v] if isinstance(v, Scalar) else v for key, v in only.items()}
+    wanted = {
+        key: [a for v in values for a in alternatives(key, v)] for key, values in listed.items()
+    }
     selected = {
         name: configuration
         for name, configuration in configurations.items()
-        if all(_has(configuration, read[name], key, values) for key, values in wanted.items())
+        if all(any(has(name, key, v) for v in values) for key, values in wanted.items())
     }
     if not selected:
-        choices = {
-            key: dict.fromkeys(own[key] for own in read.values() if key in own) for key in only
-        }
         raise ConfigError(
             f"The sweep {path} has no run with {_in_words(wanted)}; its runs have "
             f"{_in_words(choices)}."
         )
     return selected
-
-
-def _alternatives(
-    values: Iterable[Scalar], key: str, configurations: Mapping[str, Configuration]
-) -> list[Scalar]:
-    """Return wanted values, ``local,kt-pfl`` as two; a list of models that a run has is one."""
-
-    def is_one(value: Scalar) -> bool:
-        if not isinstance(value, str) or "," not in value:
-            return True
-        runs = configurations.values()
-        return any(_has(run, _read_settings(run), key, [value]) for run in runs)
-
-    return [
-        part for value in values for part in ([value] if is_one(value) else str(value).split(","))
-    ]
-
-
-def _has(
-    configuration: Configuration, own: Mapping[str, Scalar], key: str, wanted: Collection[Scalar]
-) -> bool:
-    """Return whether a run has one of some values, which may be written as in the sweep."""
-    if key not in own:
-        return False
-    return own[key] in wanted or own[key] in [_as_read(configuration, key, v) for v in wanted]
 
 
 def _as_read(configuration: Configuration, key: str, value: Scalar) -> Scalar:
@@ -174,10 +142,7 @@ def _in_words(values_of: Mapping[str, Collection[Scalar]]) -> str:
 
 
 def run_name(configuration: Configuration) -> str:
-    """Return the name of a run's directory, a function of the settings that define the run.
-
-    Settings at their default do not enter it, so that a new setting leaves names alone.
-    """
+    """Return the name of a run's directory, a function of the settings that define the run."""
     defaults, settings = default_values(), configuration.defining()
     changed = {name: value for name, value in settings.items() if value != defaults.get(name)}
     digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
@@ -194,19 +159,14 @@ def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
         for key in keys
         if key != "strategy" and len({own[key] for own in settings.values() if key in own}) > 1
     ]
-    return {
-        name: " ".join(
-            [str(own["strategy"]), *(f"{key}={own[key]}" for key in varied if key in own)]
-        )
-        for name, own in settings.items()
+    shown = {
+        n: [f"{key}={own[key]}" for key in varied if key in own] for n, own in settings.items()
     }
+    return {name: " ".join([str(settings[name]["strategy"]), *own]) for name, own in shown.items()}
 
 
 def grid_values(path: str | Path) -> dict[str, list[Scalar]]:
-    """Return the settings for which every run of a sweep has a value in its grids.
-
-    Raises `ConfigError` if the file is not a sweep.
-    """
+    """Return the settings for which every run of a sweep has a value in its grids."""
     _, grids = _read_tables(sweep_file(path))
     varied = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
     return {
@@ -256,7 +216,6 @@ def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[list[dict[str, A
 
 
 def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """Return the choices of each axis of a grid."""
     axes = [_choices(path, name, values) for name, values in flatten(grid).items()]
     names = [name for choices in axes for name in {key for choice in choices for key in choice}]
     for name in names:
@@ -266,7 +225,6 @@ def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:
-    """Return the settings that one axis of the grid chooses from."""
     if not isinstance(values, list) or not values:
         raise ConfigError(f"The sweep {path} needs a list of values for {name}.")
     if name != COMBINATIONS:
@@ -282,7 +240,6 @@ def _merged(choices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
-    """Name the sweep and the run in a `ConfigError`."""
     try:
         yield
     except ConfigError as error:
@@ -293,23 +250,14 @@ def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
 def _log_overrides(
     path: Path, runs: Iterable[Mapping[str, Any]], settings: Mapping[str, Scalar]
 ) -> None:
-    """Log which settings of the caller replace what the grid varies."""
     varied = {name for run in runs for name in run}
     for name in sorted(varied & settings.keys()):
-        log(
-            WARNING,
-            "%s = %s holds for every run and replaces the values in the sweep %s",
-            name,
-            settings[name],
-            path,
-        )
+        told = "%s = %s holds for every run and replaces the values in the sweep %s"
+        log(WARNING, told, name, settings[name], path)
 
 
 def _require_same_place(path: Path, one: Configuration, other: Configuration) -> None:
-    """Refuse two runs that differ in nothing but where and how they take place.
-
-    Runs that differ in settings of other methods are one run, which is meant.
-    """
+    """Refuse two runs that differ in nothing but where and how they take place."""
     first, second = one.flat(), other.flat()
     differing = [name for name in first if "." not in name and first[name] != second[name]]
     if differing:

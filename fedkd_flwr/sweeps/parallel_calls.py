@@ -16,8 +16,7 @@ from fedkd_flwr.config import ConfigError
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-POLL_SECONDS = 0.5
-"""Interval at which the progress of the calls is read."""
+POLL_SECONDS = 0.5  # interval at which the progress of the calls is read
 
 OBJECT_STORE_BYTES = 100_000_000
 """Memory that Ray may share between processes; items and outcomes are small."""
@@ -31,14 +30,7 @@ def call_in_parallel(
     gpus: float = 0.0,
     on_wait: Callable[[Collection[Item]], None] = lambda items: None,
 ) -> Generator[tuple[Item, Outcome | Exception], None, None]:
-    """Call a function with each item, and yield the outcomes as they arrive.
-
-    When the iteration ends for any reason, running calls are stopped. Function and items are
-    picklable, and items are read only when another call can start. At most `jobs` calls run at a
-    time, each with these CPUs and GPUs, which may be shared. An outcome is a result, or why its
-    process ended. `on_wait` is called regularly with the items in progress. Raises `ConfigError` if
-    no machine has the resources of one call.
-    """
+    """Call a function with each item, and yield the outcomes as they arrive."""
     with _ray(jobs * cpus):
         import ray
 
@@ -103,7 +95,6 @@ def _require_room(cpus: int, gpus: float) -> None:
 
 
 def _outcome(reference: Any) -> Any:
-    """Return the result of a call, or the error of Ray."""
     import ray
 
     try:

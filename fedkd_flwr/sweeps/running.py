@@ -1,5 +1,7 @@
 """Do the runs of a sweep, one by one or in parallel."""
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -8,9 +10,14 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import tomli_w
+
 from fedkd_flwr import engines
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.config.run_config import Scalar
+from fedkd_flwr.custom_objects.naming import name_objects
+from fedkd_flwr.files import make_folder, write_text
 from fedkd_flwr.runs import (
     DamagedRunError,
     Run,
@@ -22,18 +29,22 @@ from fedkd_flwr.runs import (
     remove_checkpoint,
     require_writable,
 )
-from fedkd_flwr.sweeps.earlier_attempts import (
+from fedkd_flwr.sweeps.folder import (
+    Failure,
     finished_run,
     missing_extras,
     move_aside,
+    record_failure,
+    require_own_folder,
     require_unlocked,
     rounds_to_continue_from,
+    sweep_folder,
 )
-from fedkd_flwr.sweeps.folder import Failure, record_failure, require_own_folder, sweep_folder
-from fedkd_flwr.sweeps.grid import Selection, read_sweep, run_labels, select_runs
+from fedkd_flwr.sweeps.grid import COMBINATIONS, Selection, read_sweep, run_labels, select_runs
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from strategies.core.flower import log
 from strategies.core.rounds import OnRound
+from strategies.core.settings_groups import kebab_case
 
 State = Literal["started", "continued", "finished", "failed", "skipped"]
 """State of a run of a sweep."""
@@ -41,11 +52,7 @@ State = Literal["started", "continued", "finished", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep, with everything that any process needs to do it.
-
-    `number` counts from 1. The label names the method, and the settings in which the run differs
-    from others. `completed` are rounds of an earlier attempt that need not be repeated.
-    """
+    """One run of a sweep, with everything that any process needs to do it."""
 
     number: int
     total: int
@@ -70,15 +77,12 @@ class SweepRun:
         """Planned rounds."""
         return self.configuration.run.plan.num_server_rounds
 
-    @property
-    def threads(self) -> int:
-        """Its number of threads; 0 leaves the choice to PyTorch."""
-        return self.configuration.run.torch_threads
-
     def with_threads(self, threads: int) -> "SweepRun":
         """Return the run with a number of threads, unless it sets one."""
-        configuration = self.configuration.with_run(torch_threads=self.threads or threads)
-        return replace(self, configuration=configuration)
+        own = self.configuration.run.torch_threads
+        return replace(
+            self, configuration=self.configuration.with_run(torch_threads=own or threads)
+        )
 
     def progress(self, state: State, run: Run | None = None, **details: Any) -> "SweepProgress":
         """Return an event of the run."""
@@ -87,20 +91,7 @@ class SweepRun:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepProgress(SweepRun):
-    """An event of one run of a sweep.
-
-    Attributes
-    ----------
-    state : str
-        ``started``, or ``continued`` if it was stopped before; then ``finished`` or ``failed``.
-        ``skipped`` if it was finished before.
-    run : Run or None
-        The run, if it is finished or skipped.
-    error : str
-        Why it failed; otherwise empty.
-    missing_extras : tuple of str
-        If it is skipped: keys of extras that the sweep asks for and the run lacks.
-    """
+    """An event of one run of a sweep."""
 
     state: State
     run: Run | None = None
@@ -197,7 +188,8 @@ def run_sweep(
     _require_writable_folders(folder, () if save_models else configurations.values())
     planned = _plan(configurations, folder, engine, save_models)
     if cpus_per_run or jobs > 1:
-        cpus_per_run = cpus_per_run or max(1, *(run.threads for run in planned))
+        of_runs = (run.configuration.run.torch_threads for run in planned)
+        cpus_per_run = cpus_per_run or max(1, *of_runs)
         planned = [run.with_threads(cpus_per_run) for run in planned]
     tell = on_run or _warn_of_failure
     listen = on_round or (lambda name, row: None)
@@ -244,7 +236,6 @@ def _warn_of_failure(progress: SweepProgress) -> None:
 
 
 def _require_writable_folders(folder: Path, configurations: Iterable[Configuration]) -> None:
-    """Refuse a folder of runs, or folders of models of some runs, that cannot be written."""
     require_writable(folder, "folder of the runs")
     for models_dir in {configuration.run.models_dir for configuration in configurations}:
         if models_dir:
@@ -252,11 +243,7 @@ def _require_writable_folders(folder: Path, configurations: Iterable[Configurati
 
 
 def _begun(run: SweepRun) -> SweepRun:
-    """Return a run with the rounds that it need not repeat, and make room if there are none.
-
-    Raises `RunDirectoryError` if another process is writing it, or what an earlier attempt left
-    cannot be moved.
-    """
+    """Return a run with the rounds that it need not repeat, and make room if there are none."""
     require_unlocked(run.path)
     completed = rounds_to_continue_from(run.path, run.values)
     if not completed:
@@ -293,7 +280,6 @@ def _continued(run: SweepRun, on_round: OnRound | None) -> bool:
 def _in_parallel(
     runs: Iterable[SweepRun], jobs: int, cpus: int, gpus: float, listen: SweepListener
 ) -> EndedRuns:
-    """Do runs in parallel processes; their rounds are read from their directories."""
     seen: dict[str, int] = {}
 
     def read_rounds(running: Collection[SweepRun]) -> None:
@@ -326,7 +312,6 @@ def _check_jobs(jobs: int, engine: str, configurations: Iterable[Configuration])
 def _plan(
     configurations: Mapping[str, Configuration], folder: Path, engine: str, save_models: bool
 ) -> list[SweepRun]:
-    """Return the runs with the folders that they write to."""
     total = len(configurations)
     labels = run_labels(configurations)
     return [
@@ -349,8 +334,73 @@ def _plan(
 
 
 def _models_folder(configuration: Configuration, run_directory: Path, save_models: bool) -> str:
-    """Return the folder where one run saves its models; no other run writes there."""
     if save_models:
         return str(run_directory / "models")
     shared = configuration.run.models_dir
     return str(absolute(shared) / run_directory.name) if shared else ""
+
+
+SWEEP = "sweep.toml"  # the file beside the runs, which `run_sweep` and ``fedkd sweep`` read too
+
+
+def sweep(
+    base: Mapping[str, Any],
+    grid: Mapping[str, Iterable[Any]],
+    output_dir: str | Path | None = None,
+    **options: Any,
+) -> list[Run]:
+    """Do a run for each combination of some values.
+
+    A second call does what is left, also with more methods and seeds. The folder of the runs gets
+    the sweep as ``sweep.toml``.
+
+    Parameters
+    ----------
+    base : mapping
+        Settings of every run, as `fedkd_flwr.run` takes them; ``preset`` may name one.
+    grid : mapping
+        The values of each setting that varies. Settings that only go together are mappings in a
+        list ``combinations``.
+    output_dir : str or Path, optional
+        Folder of the runs; by default one in ``./runs`` that is named after `base`.
+    **options
+        Further arguments of `run_sweep`, such as ``jobs=2``.
+
+    Returns
+    -------
+    list of Run
+        The finished runs, in the order of the grid.
+
+    Raises
+    ------
+    ConfigError, DataError, RunDirectoryError
+        Before any run starts.
+
+    Examples
+    --------
+    >>> runs = fedkd_flwr.sweep(
+    ...     base={"models": "mlp", "num_clients": 3, "num_server_rounds": 1},
+    ...     grid={"strategy": ["local", "kt-pfl"], "seed": range(2)},
+    ... )
+    >>> [(run.config["strategy"], run.config["seed"]) for run in runs]
+    [('local', 0), ('local', 1), ('kt-pfl', 0), ('kt-pfl', 1)]
+    """
+    shared = _named(base)
+    axes = {kebab_case(name): _values(name, values) for name, values in grid.items()}
+    digest = hashlib.sha256(json.dumps(shared, sort_keys=True, default=str).encode()).hexdigest()
+    folder = absolute(output_dir or Path("runs") / f"sweep-{digest[:8]}")
+    make_folder(folder)
+    write_text(folder / SWEEP, tomli_w.dumps({"base": shared, "grid": axes}))
+    return run_sweep(folder / SWEEP, folder, **options)
+
+
+def _values(name: str, values: Iterable[Any]) -> list[Any]:
+    if name == COMBINATIONS:
+        return [_named(value) for value in values]
+    plain = (value.item() if isinstance(value, np.generic) else value for value in values)
+    return [_named({name: value})[kebab_case(name)] for value in plain]
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    named = name_objects({kebab_case(name): value for name, value in settings.items()})
+    return {key: str(v) if isinstance(v, Path) else v for key, v in named.items()}

@@ -28,17 +28,11 @@ USUAL = {
 class BatchedFunctions(TorchFunctionMode):
     """While active, replaces some functions by forms that are fast for several clients.
 
-    Cross-entropy with integer labels is decomposed. Under `torch.func.vmap` PyTorch does so
-    itself in Python, and first imports a library for symbolic mathematics, which takes half a
-    second. Gradients are the same to the last bit.
-
-    A linear layer is computed as its weight times the inputs. PyTorch computes the inputs times
-    the weight, and the gradient is then transposed. That takes longer to compute, and an
-    optimizer step across two memory orders is several times as slow.
-
-    Memory formats that a network asks for are ignored, because stacked tensors have none.
-
-    A single client is faster with PyTorch's own functions.
+    Under `torch.func.vmap` PyTorch decomposes a cross-entropy in Python, and first imports a
+    library for symbolic mathematics; gradients here are the same to the last bit. A linear layer is
+    its weight times the inputs, since an optimizer step across two memory orders is several times
+    as slow. Stacked tensors have no memory formats. A single client is faster with PyTorch's own
+    functions.
     """
 
     def __torch_function__(
@@ -48,7 +42,6 @@ class BatchedFunctions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of PyTorch, or its replacement."""
         named = kwargs or {}
         if func is functional.cross_entropy and _has_plain_labels(args, named):
             return mean_cross_entropy(*args)
@@ -73,10 +66,7 @@ def _is_matrix_product(arguments: tuple[Any, ...]) -> bool:
 
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits (n, K) and labels (n,).
-
-    As in PyTorch, samples with the label `NO_LABEL` are ignored.
-    """
+    """Return the mean cross-entropy of logits (n, K), ignoring samples with `NO_LABEL`."""
     counts = labels != NO_LABEL
     classes = labels.where(counts, 0).unsqueeze(1)
     losses = -functional.log_softmax(logits, dim=1).gather(1, classes).squeeze(1)

@@ -1,8 +1,6 @@
 """Two models of a client as one prediction: the rules by which validation data weigh them.
 
-Few validation images say little about which model is better, so both rules lean to the private
-one: `chosen` takes the method's model where it gets clearly more images right, and `mixed` has a
-prior whose mean is the private model alone.
+Few validation images say little about which is better, so both rules lean to the private one.
 """
 
 import math
@@ -51,10 +49,7 @@ ONLY_METHOD, ONLY_PRIVATE = Blend(1.0, 1.0, 0.0), Blend(0.0, 0.0, 1.0)
 
 
 class BlendedModel(nn.Module):
-    """Both models of a client as one, which predicts their blend.
-
-    The models are not copied.
-    """
+    """Both models of a client as one, not copied, which predicts their blend."""
 
     def __init__(self, method: nn.Module, private: nn.Module, blend: Blend) -> None:
         super().__init__()
@@ -117,7 +112,6 @@ def _most_probable(logits: Tensor, labels: Tensor) -> NDArray[np.float64]:
 
 
 def _temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the temperature with the smallest cross-entropy."""
     return min(TEMPERATURES, key=lambda t: float(functional.cross_entropy(logits / t, labels)))
 
 

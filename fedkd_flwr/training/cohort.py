@@ -1,10 +1,8 @@
 """Training of several clients with one architecture as a cohort: one batched model.
 
-A small network does not use a processor fully: launching its operations takes longer than their
-arithmetic. The models of a cohort are therefore stacked, parameter by parameter, and each
-operation runs for all of them at once (`torch.func`). Each client keeps its own batches, sample
-counts, optimizer state and divergence check. Batches of different shapes are grouped, not padded.
-Results equal those of the plain loop up to rounding.
+Launching the operations of a small network takes longer than their arithmetic. So models are
+stacked, and each operation runs for all at once (`torch.func`). Each client keeps its own batches,
+optimizer state and divergence check. Results equal those of the plain loop up to rounding.
 """
 
 import itertools
@@ -20,11 +18,11 @@ from torch.func import functional_call
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 from fedkd_flwr.models.torch_internals import convolves, draws_while_training, has_hooks
-from fedkd_flwr.training import optimizers
 from fedkd_flwr.training.batched_functions import BatchedFunctions, Objective
-from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob
+from fedkd_flwr.training.jobs import Job, PredictJob, SuspendedClient, TrainJob
 from fedkd_flwr.training.loop import (
     INFERENCE_BATCH,
+    SGD,
     Batch,
     DivergedError,
     backpropagate,
@@ -35,7 +33,6 @@ from fedkd_flwr.training.loop import (
     trained_by,
 )
 from fedkd_flwr.training.stacked_models import Chosen, Stack, StackedDescent, Tensors, trained_names
-from fedkd_flwr.training.suspension import SuspendedClient
 
 Answer = TypeVar("Answer")
 
@@ -48,16 +45,12 @@ STACKED_NUMBERS = {"cpu": 1_500_000, "cuda": 2**25}
 The parameters of a step, with gradients and momenta, have to fit into a processor's cache.
 """
 
-PLAIN_DESCENT = (torch.optim.SGD, optimizers.SGD)
+PLAIN_DESCENT = (torch.optim.SGD, SGD)
 """PyTorch's stochastic gradient descent. A derived class may take other steps."""
 
 
 def run_together(clients: Sequence[Callable[[], Answer]], device: str) -> list[Answer | Exception]:
-    """Train several clients, equal jobs together, until each has its answer.
-
-    A client is suspended at each of its jobs. Answers are in the order of the clients; one that
-    failed has an exception.
-    """
+    """Train several clients, equal jobs together, until each has its answer or exception."""
     suspended = [SuspendedClient(serve, device) for serve in clients]
     answers: dict[int, Answer | Exception] = {}
     results: dict[int, Any] = dict.fromkeys(range(len(clients)))
@@ -93,7 +86,6 @@ def _do(jobs: Mapping[int, Job]) -> dict[int, Any]:
 
 
 def _do_equal(jobs: Sequence[Job]) -> list[Any]:
-    """Run jobs of one kind."""
     try:
         if len(jobs) == 1:
             return [jobs[0].run()]
@@ -106,11 +98,10 @@ def _do_equal(jobs: Sequence[Job]) -> list[Any]:
 
 
 def cohort_key(job: Job) -> Hashable | None:
-    """Return what two jobs must have in common to run together; None for a job that runs alone.
+    """Return what two jobs must have in common to run together; None for one that runs alone.
 
-    That is the architecture and, in training, the loss and the optimizers with the names of their
-    parameters. A job runs alone if its gradients are not plain, its model draws random numbers, its
-    loss cannot be compared, or an optimizer is not plain stochastic gradient descent.
+    That is the architecture and, in training, the loss and plain optimizers with the names of their
+    parameters.
     """
     architecture: Hashable | None = vars(job.model).get("architecture")
     if architecture is None:
@@ -149,7 +140,6 @@ def _descent(model: nn.Module, optimizer: torch.optim.Optimizer) -> Hashable:
 
 
 def _is_value(loss: object) -> bool:
-    """Return whether a loss can be compared with others."""
     try:
         hash(loss)
     # A custom loss may have attributes without a hash.
@@ -159,12 +149,7 @@ def _is_value(loss: object) -> bool:
 
 
 def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
-    """Run the optimizer steps of a cohort.
-
-    Jobs are of one kind; their models and optimizers are changed in place. Return each client's
-    mean loss as of `TrainJob`, or an error if the loss or a weight is not finite, or if its
-    batches, or a step with one of their shape, raised one.
-    """
+    """Run the optimizer steps of jobs of one kind; return each client's mean loss or error."""
     stack = Stack([job.model for job in jobs], training=True)
     turns = zip(*(job.optimizers for job in jobs), strict=True)
     descents = [StackedDescent(stack, optimizers) for optimizers in turns]
@@ -216,7 +201,6 @@ def train_together(jobs: Sequence[TrainJob]) -> list[float | Exception]:
 
 
 def _tensors_of(job: TrainJob) -> Sequence[Tensor]:
-    """Return the client-specific tensors of a job's loss."""
     return getattr(job.loss, "tensors", ())
 
 
@@ -232,9 +216,7 @@ def _checked(loss: float, weights: float, first: Tensor) -> float | DivergedErro
 def _steps_by_shape(
     jobs: Sequence[TrainJob], errors: dict[int, Exception]
 ) -> Iterator[tuple[int, list[int], Batch]]:
-    """Yield, step by step, groups of clients with batches of one shape, and the stacked batches.
-
-    The step, from 0, comes first.
+    """Yield, step by step, groups of clients with batches of one shape, and these stacked.
 
     A client with an error in `errors` takes no further steps. Those of its batches are added.
     """
@@ -260,7 +242,7 @@ def _steps_by_shape(
 
 @torch.inference_mode()
 def predict_together(jobs: Sequence[PredictJob]) -> Iterator[Tensor]:
-    """Yield each client's logits, (P, K) float32. Images of one shape are processed together."""
+    """Yield each client's logits; images of one shape are processed together."""
     stack = Stack([job.model for job in jobs], training=False)
 
     def model(parameters: Tensors, buffers: Tensors, images: Tensor) -> Tensor:
@@ -295,7 +277,7 @@ def cohort_size(architecture: Architecture, cohort: str) -> int:
     """Return how many models of an architecture to train together; 1 for one at a time.
 
     A CPU has fast kernels for the convolutions of one network, but none for several networks at
-    once. A GPU is not busy with a single small network.
+    once.
     """
     model = borrow(architecture)
     has_convolutions, draws = convolves(model), draws_while_training(model)

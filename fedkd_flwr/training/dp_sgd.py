@@ -1,16 +1,10 @@
 """Local training with differential privacy for each training sample: DP-SGD.
 
-Martin Abadi, Andy Chu, Ian Goodfellow, Brendan McMahan, Ilya Mironov, Kunal Talwar, Li Zhang, *Deep
-Learning with Differential Privacy*, CCS 2016, arXiv:1607.00133.
-
-Each step draws every sample with probability q, clips the gradient of each sample to norm C, and
-adds Gaussian noise of standard deviation ``sigma * C`` to their sum (Algorithm 1). What follows
-from the trained weights alone is private as well. Epsilon is that of dp-accounting, for two data
-sets that differ by one sample.
-
-Opacus is not used, for two reasons seen with version 1.6.0. Its hooks miss terms of a loss that
-depend on the weights directly, such as the proximal terms of FedProx and FedAMP. And it installs
-top-level packages ``examples`` and ``benchmarks``, which hide those of this project.
+Abadi et al., *Deep Learning with Differential Privacy*, CCS 2016, arXiv:1607.00133. Each step draws
+every sample with probability q, clips the gradient of each sample to norm C, and adds Gaussian
+noise of standard deviation ``sigma * C`` to their sum (Algorithm 1). Opacus (1.6.0) is not used:
+its hooks miss terms of a loss that depend on the weights directly, as of FedProx, and it installs
+packages that hide ``examples`` and ``benchmarks``.
 """
 
 import math
@@ -40,11 +34,7 @@ AT_ONCE = 64
 def poisson_batches(
     num_samples: int, rate: float, steps: int, generator: np.random.Generator
 ) -> Iterator[Tensor]:
-    """Yield the positions of batches into which each sample is drawn independently.
-
-    Positions are (batch,) int64, ascending; a batch may be empty. `rate` is q, the probability with
-    which a sample is in a batch. The generator has to be secret.
-    """
+    """Yield positions of batches into which each sample is drawn independently at a rate."""
     for _ in range(steps):
         yield torch.from_numpy(np.flatnonzero(generator.random(num_samples) < rate))
 
@@ -67,34 +57,23 @@ class PrivateGradients:
     def __call__(
         self, model: nn.Module, loss: Loss, batch: Batch, parameters: Sequence[nn.Parameter]
     ) -> Tensor:
-        """Set the gradients of some parameters, and return 0 in place of the mean loss.
-
-        The loss has no noise. Whether it is finite would tell about single samples.
-        """
+        """Set the gradients of some parameters, and return 0: a loss has no noise."""
         private, shared = batch[:PRIVATE_COLUMNS], batch[PRIVATE_COLUMNS:]
         chosen = set(parameters)
         trained = {name: p for name, p in model.named_parameters() if p in chosen}
         sums = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
         for chunk in zip(*(torch.split(column, AT_ONCE) for column in private), strict=True):
             if len(chunk[0]):
-                clipped = self._clipped_sum(model, loss, chunk, shared)
+                gradients = gradients_of_samples(model, loss, chunk, shared)
+                # Autocast would round them, and a sample could change a sum by more than C.
+                with torch.autocast(self.generator.device.type, enabled=False):
+                    clipped = self._sum_of_clipped(gradients)
                 sums = {name: sums[name] + clipped[name] for name in sums}
         for name, parameter in trained.items():
             noise = torch.empty_like(parameter).normal_(generator=self.generator)
             noised = sums[name] + noise * (self.noise_multiplier * self.clip_norm)
             parameter.grad = noised / self.expected_size
         return torch.zeros((), device=self.generator.device)
-
-    def _clipped_sum(
-        self, model: nn.Module, loss: Loss, private: Batch, shared: Batch
-    ) -> dict[str, Tensor]:
-        """Return the sums of the clipped gradients of some samples, in single precision.
-
-        Autocast would round them, and a sample could then change a sum by more than C.
-        """
-        gradients = gradients_of_samples(model, loss, private, shared)
-        with torch.autocast(self.generator.device.type, enabled=False):
-            return self._sum_of_clipped(gradients)
 
     def _sum_of_clipped(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
@@ -110,11 +89,9 @@ class PrivateGradients:
 def gradients_of_samples(
     model: nn.Module, loss: Loss, private: Batch, shared: Batch = ()
 ) -> dict[str, Tensor]:
-    """Return the gradient of the loss for each sample by itself.
+    """Return the gradient of the loss for each sample by itself, (n, …) by parameter.
 
-    Shape (n, …), by name of the parameter. `private` are columns with one row for each of n
-    samples, `shared` tensors that every sample's loss takes whole, such as a public batch. No layer
-    may mix samples, as batch normalization does.
+    `private` are columns with one row a sample, `shared` tensors that every loss takes whole.
     """
     trained = {k: p.detach() for k, p in model.named_parameters() if p.requires_grad}
     objective = Objective(model, loss)
@@ -134,10 +111,7 @@ def gradients_of_samples(
 
 
 def require_separate_samples(model: nn.Module, name: str = "the model") -> None:
-    """Refuse a model that mixes samples, because no gradient then belongs to one sample.
-
-    Raises `ValueError` with what to use instead.
-    """
+    """Refuse a model that mixes samples, because no gradient then belongs to one sample."""
     if mixes_samples(model):
         raise ValueError(
             f"differential privacy needs a model in which samples do not mix, and {name} has "
@@ -147,11 +121,7 @@ def require_separate_samples(model: nn.Module, name: str = "the model") -> None:
 
 
 def added(spent: NDArray[np.float64], rate: float, noise: float, steps: int) -> NDArray[np.float64]:
-    """Return the steps of a client so far with further ones.
-
-    `spent` (S, 3) holds sampling rate q, noise multiplier sigma and number of steps. A silo that
-    grows has another q than before.
-    """
+    """Return a client's steps, (S, 3) by rate q, noise sigma and number, with further ones."""
     alike = (spent[:, 0] == rate) & (spent[:, 1] == noise)
     if not alike.any():
         return np.vstack([spent, [rate, noise, steps]])
@@ -159,13 +129,7 @@ def added(spent: NDArray[np.float64], rate: float, noise: float, steps: int) -> 
 
 
 def epsilon_spent(spent: NDArray[np.float64], delta: float) -> float:
-    """Return epsilon at delta after the steps of `added`, by dp-accounting's Rényi accountant.
-
-    Steps with less noise than `SMALLEST_NOISE` have an infinite epsilon.
-
-    Neighboring data sets differ by one sample that is added or removed. Samples are drawn
-    independently (Poisson sampling).
-    """
+    """Return epsilon at delta after the steps of `added`, by dp-accounting's Rényi accountant."""
     return _epsilon(tuple(map(tuple, spent.tolist())), delta)
 
 

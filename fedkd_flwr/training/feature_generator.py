@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkd_flwr.training.optimizers import build_optimizer
+from fedkd_flwr.training.loop import build_optimizer
 
 Generator = Mapping[str, Tensor]
 """Parameters by name; see `strategies.fedgen.FedGenState`."""
@@ -49,11 +49,7 @@ def generator_loss(
     noise: Tensor,
     diversity: float,
 ) -> Tensor:
-    """Return the server's loss of a generator on a batch.
-
-    There are heads of R clients. `shares` (R, K) are each client's shares of the samples of a
-    class, `classes` are (n,), `noise` (n, e), and `diversity` is eta.
-    """
+    """Return the server's loss of a generator against R heads, with shares (R, K) by class."""
     features = generated(generator, classes, noise)
     teaching = torch.stack(
         [

@@ -1,14 +1,12 @@
-"""The local loop: batches, training, prediction, evaluation.
+"""The local loop: batches, training, prediction, evaluation."""
 
-Data are tensors on the model's device, and a batch is a slice of them. Nothing in this module
-loads, decodes or copies a data set.
-"""
-
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import cycle
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +17,57 @@ from fedkd_flwr.custom_objects.importing import told
 from fedkd_flwr.models.torch_internals import tracking_batch_norms
 from fedkd_flwr.models.vectors import copied_state
 from strategies.core.randomness import random_generator
+
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
+TELL_THE_COMPILER = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
+"""Methods of an optimizer that PyTorch wraps for its compiler."""
+
+
+def _uncompiled(kind: type[Kind]) -> type[Kind]:
+    """Return an optimizer class without those wrappers. Its steps are the same bit for bit.
+
+    PyTorch imports its compiler when a wrapper is first used, which takes as long as importing
+    PyTorch itself. A node would pay that with every message, and nothing here is compiled.
+    """
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in TELL_THE_COMPILER}
+    # The wrapper of `step` also disables gradients.
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(kind.__name__, (kind,), methods)
+
+
+SGD = _uncompiled(torch.optim.SGD)
+Adam = _uncompiled(torch.optim.Adam)
+AdamW = _uncompiled(torch.optim.AdamW)
+
+
+def build_optimizer(
+    name: str,
+    parameters: Iterable[nn.Parameter],
+    rate: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> torch.optim.Optimizer:
+    """Build an optimizer by name; momentum is for ``sgd``, and decay decoupled in ``adamw``."""
+    if name == "adam":
+        return Adam(parameters, rate, weight_decay=weight_decay)
+    if name == "adamw":
+        return AdamW(parameters, rate, weight_decay=weight_decay)
+    return SGD(parameters, rate, momentum, weight_decay=weight_decay)
+
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "step": lambda progress: 1.0 if progress < 0.5 else 0.1 if progress < 0.75 else 0.01,
+}
+"""Factors of the learning rate, as functions of the share of finished rounds in [0, 1)."""
+
+
+def scheduled_rate(rate: float, schedule: str, server_round: int, num_rounds: int) -> float:
+    """Return the learning rate of a round, counted from 1, by a name of `SCHEDULES`."""
+    return rate * SCHEDULES[schedule]((server_round - 1) / num_rounds)
+
 
 INFERENCE_BATCH = 256
 """Samples in a batch of predictions. With many more, each convolution's output takes new pages from
@@ -47,10 +96,7 @@ class DivergedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model's result on one data set.
-
-    The loss is the mean cross-entropy over samples.
-    """
+    """A model's correct predictions on one data set, and the mean cross-entropy."""
 
     correct: int
     total: int
@@ -63,10 +109,9 @@ class Evaluation:
 
 
 def batch_starts(num_samples: int, batch_size: int) -> list[int]:
-    """Return the first position of each batch of an epoch.
+    """Return the first position of each batch of an epoch; one last sample joins a batch.
 
-    A last batch of one sample is merged with the batch before it, because batch normalization
-    cannot train on one sample.
+    Batch normalization cannot train on one sample.
     """
     starts = list(range(0, num_samples, batch_size))
     return starts[:-1] if len(starts) > 1 and num_samples - starts[-1] == 1 else starts
@@ -75,10 +120,7 @@ def batch_starts(num_samples: int, batch_size: int) -> list[int]:
 def epoch_batches(
     num_samples: int, batch_size: int, epochs: int, generator: np.random.Generator
 ) -> Iterator[Tensor]:
-    """Yield the positions of shuffled batches, epoch by epoch.
-
-    Shape (batch,), int64.
-    """
+    """Yield the positions of shuffled batches, (batch,), epoch by epoch."""
     starts = batch_starts(num_samples, batch_size)
     for _ in range(epochs):
         order = torch.from_numpy(generator.permutation(num_samples))
@@ -89,10 +131,7 @@ def epoch_batches(
 def random_batches(
     num_samples: int, batch_size: int, generator: np.random.Generator
 ) -> Iterator[Tensor]:
-    """Yield endless positions of uniformly drawn batches, each without repetition.
-
-    Shape (min(batch_size, num_samples),), int64.
-    """
+    """Yield endless positions of uniformly drawn batches, each without repetition."""
     size = min(batch_size, num_samples)
     while True:
         yield torch.from_numpy(generator.choice(num_samples, size, replace=False))
@@ -101,8 +140,7 @@ def random_batches(
 def joined(positions: Iterable[Tensor], smallest: int) -> Iterator[Tensor]:
     """Yield batches of positions in which at least `smallest` different samples are.
 
-    A batch with fewer is joined with those after it, and the last with the one before it. If all of
-    them together have fewer, none is left.
+    A batch with fewer is joined with those after it, and the last with the one before it.
     """
     ready, short = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
     for chosen in positions:
@@ -116,10 +154,7 @@ def joined(positions: Iterable[Tensor], smallest: int) -> Iterator[Tensor]:
 
 
 def gathered(positions: Iterable[Tensor], *columns: Tensor) -> Iterator[Batch]:
-    """Yield the batches at some positions: the rows of each column.
-
-    Columns are images, labels, teachers, …, with one row per sample.
-    """
+    """Yield the rows of each column (images, labels, teachers, …) at some positions."""
     for chosen in positions:
         chosen = chosen.to(columns[0].device)
         # Copying whole rows is several times as fast as gathering them by an index.
@@ -137,10 +172,7 @@ def backpropagate(
 
 
 def required_loss(loss: object) -> Tensor:
-    """Return what a loss function returned, after checking that it is one number.
-
-    Raises `TypeError` with what to return instead.
-    """
+    """Return what a loss function returned, after checking that it is one number."""
     if isinstance(loss, Tensor) and not loss.dim():
         return loss
     shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
@@ -151,7 +183,7 @@ def required_loss(loss: object) -> Tensor:
 
 
 def require_gradient(loss: Tensor) -> None:
-    """Refuse a loss that no parameter enters. Raises `TypeError`."""
+    """Refuse a loss that no parameter enters."""
     if not loss.requires_grad:
         raise TypeError(
             "the loss has no gradient: it should not be detached, nor computed under torch.no_grad"
@@ -159,11 +191,7 @@ def require_gradient(loss: Tensor) -> None:
 
 
 def try_step(model: nn.Module, batch: Batch, part: str, optimizer: torch.optim.Optimizer) -> float:
-    """Take one optimizer step on the cross-entropy of a batch, and return the loss.
-
-    `part` is what the optimizer trains, for messages: ``model``, ``head`` or ``body``. Raises
-    `ValueError` if nothing would be trained, or the step fails; in one sentence.
-    """
+    """Take one step on the cross-entropy of a batch, and return the loss; refuse failures."""
     images, labels = batch
     parameters = trained_by(optimizer)
     if not parameters:
@@ -208,10 +236,9 @@ def train_on(
     gradients: Gradients = backpropagate,
     alternate: torch.optim.Optimizer | None = None,
 ) -> float:
-    """Take one optimizer step per batch, as a `fedkd_flwr.training.jobs.TrainJob` says.
+    """Take one optimizer step per batch as of `TrainJob`; return the mean loss.
 
-    Return the mean loss over all samples on which `optimizer` took its steps. Raises
-    `DivergedError` if it, or a weight at the end, is not finite.
+    Raises `DivergedError` if it, or a weight at the end, is not finite.
     """
     model.train()
     device = next(model.parameters()).device
@@ -240,10 +267,7 @@ def sum_of_trained(model: nn.Module) -> float:
 
 
 def require_finite(loss: float, first: Tensor | None = None) -> None:
-    """Refuse a training that has diverged. The client then keeps its previous model.
-
-    `first` is the loss of the first batch. Raises `DivergedError` if the loss is not finite.
-    """
+    """Refuse a training that has diverged; `first` is the loss of its first batch."""
     if not math.isfinite(loss):
         if first is not None and not first.isfinite():
             raise DivergedError(
@@ -254,11 +278,7 @@ def require_finite(loss: float, first: Tensor | None = None) -> None:
 
 
 def require_finite_weights(total: float) -> None:
-    """Refuse a training that diverged in its last step, after the last loss.
-
-    The total, of weights and running statistics, is finite if all of them are. Raises
-    `DivergedError` if the sum is not finite.
-    """
+    """Refuse a training that diverged in its last step, after the last loss, by a sum."""
     if not math.isfinite(total):
         raise DivergedError("training diverged (its model is not finite); lower the learning-rate")
 
@@ -267,11 +287,9 @@ def require_finite_weights(total: float) -> None:
 def refresh_statistics(model: nn.Module, images: Tensor) -> None:
     """Set the running statistics of batch normalization to those of some images.
 
-    The running averages of training lag behind the weights. In a supernet every operation is
-    normalized, and the lags add up: a network that is correct on every batch can be at chance level
-    in evaluation mode. Averages over clients fit no client, because the activations of an averaged
-    network vary less than those of the clients' networks. The model is left in evaluation mode, its
-    weights unchanged. A single image has no variance and changes nothing.
+    The running averages of training lag behind the weights: in a supernet, where every operation is
+    normalized, the lags add up. Averages over clients fit no client. The model is left in
+    evaluation mode. A single image has no variance and changes nothing.
     """
     layers = tracking_batch_norms(model)
     if not layers or len(images) < 2:
@@ -291,10 +309,7 @@ def refresh_statistics(model: nn.Module, images: Tensor) -> None:
 
 @contextmanager
 def statistics_of(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """Use the statistics of some images in batch normalization, and restore them afterwards.
-
-    The model is left in evaluation mode, with its previous buffers.
-    """
+    """Use the statistics of some images in batch normalization, and restore them afterwards."""
     own = [buffer.clone() for buffer in model.buffers()]
     try:
         refresh_statistics(model, images)
@@ -312,11 +327,7 @@ def predict_logits(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> Evaluation:
-    """Return a model's number of correct predictions and its mean loss over samples.
-
-    Images are (n, channels, height, width), labels (n,), n at least 1. The model is left in
-    evaluation mode.
-    """
+    """Return a model's correct predictions and mean loss; it is left in evaluation mode."""
     return count_correct(predict_logits(model, images), labels)
 
 
@@ -328,10 +339,7 @@ def count_correct(logits: Tensor, labels: Tensor) -> Evaluation:
 
 
 def computing_in(precision: str, device: str) -> AbstractContextManager[None]:
-    """Run networks in a precision that may differ from that of their weights.
-
-    ``float32`` or ``bf16``, as in the run config.
-    """
+    """Run networks in a precision that may differ from that of their weights."""
     if precision == "float32":
         return nullcontext()
     # Weight copies cached by autocast would be outdated after a step.
@@ -343,19 +351,15 @@ def generators_of(device: str) -> list[torch.Generator]:
     if not device.startswith("cuda"):
         return [torch.default_generator]
     torch.cuda.init()  # type: ignore[no-untyped-call]
-    return [
-        torch.default_generator,
-        torch.cuda.default_generators[torch.device(device).index or 0],
-    ]
+    return [torch.default_generator, torch.cuda.default_generators[torch.device(device).index or 0]]
 
 
 @contextmanager
 def seeded(device: str, seed: int, purpose: str, *indices: int) -> Iterator[None]:
     """Make PyTorch's own draws (initial weights, dropout) a function of seed and purpose.
 
-    The process-wide generators are restored afterwards, so that clients that share a process do
-    not affect each other. Only the generators of the CPU and the device are changed. PyTorch's
-    `manual_seed` would seed every kind of accelerator.
+    The generators of the CPU and the device are restored afterwards, so that clients that share a
+    process do not affect each other.
     """
     generators = generators_of(device)
     number = int(random_generator(seed, purpose, *indices).integers(2**62))
@@ -375,10 +379,9 @@ def keep_best_epoch(
     epochs: int,
     rank: Callable[[], tuple[float, ...]],
 ) -> None:
-    """Train for some epochs, and leave the model as it was after the best of them.
+    """Train for some epochs, and leave the model as it was before or after the best of them.
 
-    The model without any epoch counts too, so no training can lower its rank. Of equals the
-    earliest is left. A training that diverges ends there. Higher ranks are better.
+    Of equals the earliest is left. A training that diverges ends there.
     """
     best, weights = rank(), copied_state(model)
     for _ in range(epochs):

@@ -39,11 +39,9 @@ def measured(
     measures: Collection[str],
     reported: ClassFilter = every_class,
 ) -> dict[str, float]:
-    """Return the values of some measures by metric name.
+    """Return the values of some measures that the labels define, by metric name.
 
-    Logits (n, K), labels (n,); `held` (K,) are the classes that the client trains on, and
-    `reported` says which counts by class are reported. A measure that the labels do not define is
-    left out, such as the AUC of a single class.
+    `held` (K,) are the classes that the client trains on.
     """
     numbers: dict[str, float] = {}
     # A diverged network predicts NaN, and only measures that count predictions are defined.
@@ -65,10 +63,8 @@ def measured(
 def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
     """Return the expected calibration error, the gap between confidence and accuracy.
 
-    Predictions are sorted into `BINS` bins by confidence. The error is the mean over predictions of
-    their bin's |accuracy - mean confidence| (Guo et al., *On Calibration of Modern Neural
-    Networks*, ICML 2017, eq. 3). Probabilities (n, K), rows summing to 1, and labels (n,), n at
-    least 1.
+    It is the mean over predictions of |accuracy - mean confidence| of their bin (Guo et al., ICML
+    2017, eq. 3).
     """
     confidences, answers = probabilities.double().max(dim=1)
     # Bin m is ((m - 1) / M, m / M].
@@ -79,10 +75,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def area_under_curves(probabilities: Tensor, labels: Tensor) -> float | None:
-    """Return the mean area under the ROC curve of each class that occurs against the rest.
-
-    Probabilities (n, K), labels (n,). None if there is only one class.
-    """
+    """Return the mean area under the ROC curve of each class that occurs; None for one class."""
     from sklearn.metrics import roc_auc_score  # deferred: few runs need it
 
     classes = sorted(set(labels.tolist()))
@@ -94,10 +87,7 @@ def area_under_curves(probabilities: Tensor, labels: Tensor) -> float | None:
 
 
 def macro_f1(predictions: Tensor, labels: Tensor) -> float:
-    """Return the mean F1 score over the classes that occur among the labels.
-
-    Shapes (n,), n at least 1.
-    """
+    """Return the mean F1 score over the classes that occur among the labels."""
     from sklearn.metrics import f1_score
 
     truths, found = labels.cpu().numpy(), predictions.cpu().numpy()
@@ -105,10 +95,7 @@ def macro_f1(predictions: Tensor, labels: Tensor) -> float:
 
 
 def balanced_accuracy(predictions: Tensor, labels: Tensor) -> float:
-    """Return the mean recall over the classes that occur among the labels.
-
-    Shapes (n,), n at least 1.
-    """
+    """Return the mean recall over the classes that occur among the labels."""
     from sklearn.metrics import recall_score
 
     truths, found = labels.cpu().numpy(), predictions.cpu().numpy()
@@ -118,10 +105,7 @@ def balanced_accuracy(predictions: Tensor, labels: Tensor) -> float:
 def counts_by_class(
     logits: Tensor, labels: Tensor, held: Tensor, reported: ClassFilter = every_class
 ) -> dict[str, float]:
-    """Return correct predictions and samples of each class that is reported, and of those held.
-
-    Logits (n, K), labels (n,); `held` classes (K,) are counted among the reported ones.
-    """
+    """Return correct predictions and samples of each reported class, and of those held."""
     is_right = logits.argmax(dim=1) == labels
     totals = torch.bincount(labels, minlength=len(held))
     rights = torch.bincount(labels[is_right], minlength=len(held))

@@ -23,7 +23,9 @@ from fedkd_flwr.models.model_pool import SHARED_DRAW
 from fedkd_flwr.models.vectors import ALL, fill_from_vectors, matrix_shapes, model_vectors
 from fedkd_flwr.training.feature_generator import draws, train_feature_generator
 from fedkd_flwr.training.loop import (
+    SGD,
     DivergedError,
+    build_optimizer,
     gathered,
     predict_logits,
     random_batches,
@@ -31,9 +33,8 @@ from fedkd_flwr.training.loop import (
     train_on,
 )
 from fedkd_flwr.training.losses import Distillation
-from fedkd_flwr.training.optimizers import SGD, build_optimizer
+from strategies.core.declarations import LayerChoice
 from strategies.core.flower import log
-from strategies.core.layer_choice import LayerChoice
 from strategies.core.randomness import random_generator
 
 Vectors = Mapping[str, NDArray[Any]]
@@ -83,7 +84,9 @@ class RunModels:
 
     def predict(self, name: str, model: Vectors, server_round: int) -> NDArray[np.float32]:
         """Return a model's logits on the public samples of a round, shape (P, K)."""
-        logits = predict_logits(self._filled(name, model), self._public_images(server_round))
+        logits = predict_logits(
+            self._filled(name, model), self._images(self.public_subset(server_round))
+        )
         return logits.cpu().numpy()
 
     def fit(
@@ -172,12 +175,7 @@ class RunModels:
         trained = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
         return trained, generated_prototypes(tensors).detach().numpy()
 
-    def _public_images(self, server_round: int) -> Tensor:
-        """Return the server's public samples of a round, (P, channels, height, width)."""
-        return self._images(self.public_subset(server_round))
-
     def _images(self, samples: NDArray[np.int64]) -> Tensor:
-        """Return samples of the public set by their positions, (n, channels, height, width)."""
         pool = public_pool(self.run.server_data_plan)
         return pool[torch.from_numpy(samples).to(pool.device)]
 
@@ -207,11 +205,7 @@ def generated_prototypes(generator: Mapping[str, Tensor]) -> Tensor:
 
 
 def margin_loss(prototypes: Tensor, sent: Tensor, classes: Tensor, margin: float) -> Tensor:
-    """Return the contrastive loss of the prototypes that one client sent, their mean.
-
-    Prototypes are (K, d), those sent (M, d), their classes (M,). The margin is added to the
-    distance to the correct prototype.
-    """
+    """Return FedTGP's loss of prototypes (K, d) on those that a client sent, (M, d)."""
     # The square root has no gradient at 0.
     distances = ((sent[:, None] - prototypes[None]).square().sum(dim=-1) + 1e-12).sqrt()
     margins = margin * functional.one_hot(classes, len(prototypes))
@@ -226,10 +220,7 @@ def train_prototype_generator(
     epochs: int,
     learning_rate: float,
 ) -> None:
-    """Train a generator in place, with one step of gradient descent per client and epoch.
-
-    The parameters are those of `strategies.core.server_models.ServerModels.train_prototypes`.
-    """
+    """Train a generator in place, with one step of gradient descent per client and epoch."""
     optimizer = SGD(generator.values(), learning_rate)
     for _ in range(epochs):
         for own, classes in sent:

@@ -1,7 +1,4 @@
-"""The models of several clients as one: stacked weights, and descent on them.
-
-A stacked tensor has one more dimension in front, the clients.
-"""
+"""The models of several clients as one: stacked weights, (clients, …), and descent on them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -17,11 +14,7 @@ Tensors = dict[str, Tensor]
 
 
 class Stack:
-    """The models of a cohort as one stacked model.
-
-    There are C models of one architecture; `parameters` and `buffers` are (C, …) by name. The
-    `skeleton` is one of the models, whose structure serves all.
-    """
+    """Models of one architecture as one stacked model, (C, …); one `skeleton` serves all."""
 
     def __init__(self, models: Sequence[nn.Module], training: bool) -> None:
         for model in models:
@@ -54,16 +47,12 @@ class Stack:
 
 @torch.no_grad()
 def _stacked(named: Iterable[Iterable[tuple[str, Tensor]]]) -> Tensors:
-    """Return the stacked tensors of several models, by name."""
     columns = zip(*named, strict=True)
     return {column[0][0]: torch.stack([tensor for _, tensor in column]) for column in columns}
 
 
 class Chosen:
-    """The clients of a cohort that take a step together, often all of them.
-
-    `members` are their positions among the C clients.
-    """
+    """The clients of a cohort that take a step together, by position; often all of them."""
 
     def __init__(self, members: Sequence[int], clients: int, device: torch.device) -> None:
         self._are_all = len(members) == clients
@@ -86,11 +75,7 @@ def trained_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[st
 
 
 class StackedDescent:
-    """Stochastic gradient descent on stacked parameters, equal to PyTorch's for each client.
-
-    Each client's optimizer gives the settings, and the momentum if any. Parameters that the
-    optimizers train are changed in place.
-    """
+    """Stochastic gradient descent on stacked parameters, equal to PyTorch's for each client."""
 
     def __init__(self, stack: Stack, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.names = trained_names(stack.skeleton, optimizers[0])
@@ -100,7 +85,8 @@ class StackedDescent:
         self._rate, self._momentum = group["lr"], group["momentum"]
         self._decay = group["weight_decay"]
         self._fused = all(tensor.device.type in ("cpu", "cuda") for tensor in parameters.values())
-        self._momenta = self._stacked_momenta() if self._momentum else {}
+        named = (self._named_momenta(*client) for client in self._clients)
+        self._momenta = _stacked(named) if self._momentum else {}
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor | None], chosen: Chosen) -> None:
@@ -126,13 +112,10 @@ class StackedDescent:
             for name, value in zip(own, values, strict=False):
                 chosen.put(stacked[name], value)
 
-    def _stacked_momenta(self) -> Tensors:
-        """Return the clients' momenta by parameter. Clients without momenta have zeros."""
-        return _stacked(self._named_momenta(*client) for client in self._clients)
-
     def _named_momenta(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> Iterator[tuple[str, Tensor]]:
+        """Yield a client's momenta by parameter; zeros if it has none."""
         for name in self.names:
             parameter = model.get_parameter(name)
             kept: Tensor | None = optimizer.state.get(parameter, {}).get("momentum_buffer")

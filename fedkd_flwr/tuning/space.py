@@ -11,26 +11,16 @@ from fedkd_flwr.config import ConfigError
 from fedkd_flwr.config.run_config import Scalar
 from fedkd_flwr.methods import Method
 from fedkd_flwr.training.settings import TrainingSettings
-from strategies.core.search import SearchRange
-from strategies.core.settings_groups import SettingsGroup
+from strategies.core.settings_groups import SearchRange, SettingsGroup
 
-STEP_SIZE = "learning-rate"
-"""The setting that every search includes."""
-
-EDGE = 0.1
-"""A value in the first or last tenth of a range lies at its edge."""
-
-WIDER = 0.5
-"""By which share of its width a range grows on the side of the edge."""
+STEP_SIZE = "learning-rate"  # the setting that every search includes
+EDGE = 0.1  # a value in the first or last tenth of a range lies at its edge
+WIDER = 0.5  # by which share of its width a range grows on the side of the edge
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting of a search.
-
-    `log` spreads values over orders of magnitude. `least` and `most` are the limits of the setting
-    itself, which a wider range respects.
-    """
+    """One setting of a search."""
 
     low: float
     high: float
@@ -74,11 +64,7 @@ class Dimension:
 
 
 def search_space(method: Method) -> dict[str, Dimension]:
-    """Return the settings of a method that declare a `SearchRange`, the step size among them.
-
-    Raises `ConfigError` if the step size declares none: without it methods would not be tuned
-    alike.
-    """
+    """Return the settings of a method that declare a `SearchRange`, the step size among them."""
     space = {**_declared(TrainingSettings), **_declared(method.record.settings_type)}
     if STEP_SIZE not in space:
         raise ConfigError(
@@ -89,7 +75,6 @@ def search_space(method: Method) -> dict[str, Dimension]:
 
 
 def _declared(settings: type[SettingsGroup]) -> dict[str, Dimension]:
-    """Return the dimensions that the fields of some settings declare."""
     space = {}
     for name, field in settings.model_fields.items():
         ranges = [mark for mark in field.metadata if isinstance(mark, SearchRange)]
@@ -100,7 +85,6 @@ def _declared(settings: type[SettingsGroup]) -> dict[str, Dimension]:
 
 
 def _dimension(field: FieldInfo, found: SearchRange) -> Dimension:
-    """Return the dimension of a field, with the field's own limits."""
     whole = field.annotation is int
     least, most = -math.inf, math.inf
     for limit in field.metadata:

@@ -4,6 +4,9 @@ A trial is a choice of settings, run with every tuning seed. It starts with a fe
 halving stops it there, or lets its runs continue from their checkpoints. So a promising run is
 never repeated. What a trial has reached is recorded in the study, and each decision depends on
 these records alone. So a study that was killed continues as if it had never stopped.
+
+Halving is synchronous: all trials of a bracket are judged at a rung before any continues. Judging
+them as they come would compare early ones with few others, at a cost that depends on their order.
 """
 
 import hashlib
@@ -22,21 +25,94 @@ from sqlalchemy.exc import DatabaseError
 
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.clients.tracebacks import ClientCodeError
-from fedkd_flwr.config import ConfigError, current_config
+from fedkd_flwr.config import ConfigError, RunConfig, current_config, read_config
 from fedkd_flwr.config.run_config import Scalar
+from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.engines.starting import with_natural_clients
 from fedkd_flwr.methods import find_method
 from fedkd_flwr.runs import RunDirectoryError
-from fedkd_flwr.tuning.halving import BRACKET, largest_bracket, number_continuing, ranked, rungs_of
+from fedkd_flwr.training.loop import batch_starts
 from fedkd_flwr.tuning.space import Dimension, search_space
 from fedkd_flwr.tuning.trial_runs import TrialRuns
 from strategies.core.flower import log
 from strategies.core.metrics import GRADIENT_STEPS
+from strategies.core.plan import sample_clients
+
+BRACKET = 8  # trials of a full bracket
+
+EARLY_RUNGS = ((Fraction(1, 18), Fraction(5, 8)), (Fraction(7, 18), Fraction(3, 5)))
+"""Share of the rounds at which a bracket is judged, and share of its trials that continue.
+
+Of eight trials five continue, and three have all rounds. Learning curves cross late, so that three
+finalists miss less than two that were chosen after more rounds, at the same cost.
+"""
+
+
+def rungs_of(rounds: int, evaluate_every: int) -> dict[int, Fraction]:
+    """Return the rounds at which trials are judged, and the share of them that continues."""
+    rungs: dict[int, Fraction] = {}
+    for when, kept in EARLY_RUNGS:
+        rung = max(1, int(rounds * when / evaluate_every)) * evaluate_every
+        if rung < rounds:
+            rungs[rung] = rungs.get(rung, Fraction(1)) * kept
+    return {**rungs, rounds: Fraction(1)}
+
+
+def ranked(accuracies: Mapping[int, float]) -> list[int]:
+    """Return the trials of a rung by falling accuracy, the earlier of equals first."""
+    return sorted(accuracies, key=lambda number: (-accuracies[number], number))
+
+
+def number_continuing(number: int, share: Fraction) -> int:
+    """Return how many trials of a rung continue, at least one."""
+    return max(1, round(number * share))
+
+
+def bracket_cost(size: int, continuing: Sequence[Fraction], costs: Sequence[float]) -> float:
+    """Return what a bracket costs."""
+    total, before, alive = 0.0, 0.0, size
+    for share, cost in zip(continuing, costs, strict=True):
+        total += alive * (cost - before)
+        before, alive = cost, number_continuing(alive, share)
+    return total
+
+
+def largest_bracket(continuing: Sequence[Fraction], costs: Sequence[float], left: float) -> int:
+    """Return the size of the largest bracket that costs at most what is left; 0 for none."""
+    sizes = range(BRACKET, 0, -1)
+    return next((size for size in sizes if bracket_cost(size, continuing, costs) <= left), 0)
+
+
+BASELINE = "local"  # training alone, which is always a possible answer
+
+
+def steps_of_local(settings: Mapping[str, Any], seed: int) -> int:
+    """Return the gradient steps that all clients of `local` take in a run, without training."""
+    configuration = read_config({**settings, "strategy": BASELINE, "seed": seed})
+    run = with_natural_clients(configuration).run
+    plan = run.plan
+    trained = sorted({*range(plan.num_clients)} - {*plan.new_client_ids})
+    by_client = {n: _steps_of_round(run, n) for n in trained}
+    return sum(
+        by_client[n]
+        for server_round in range(1, plan.num_server_rounds + 1)
+        for n in sample_clients(trained, plan.sample_size, seed, server_round)
+    )
+
+
+def _steps_of_round(run: RunConfig, partition_id: int) -> int:
+    """Return the steps of a client in a round: tau random batches if set, else E epochs."""
+    training = run.training
+    if training.local_iterations:
+        return training.local_iterations
+    samples = len(load_client(run.data_plan, partition_id).train_labels)
+    return training.local_epochs * len(batch_starts(samples, training.batch_size))
+
 
 WIDEN_AFTER = 1 / 2
 """Share of the budget after which ranges are widened whose edge holds the best value."""
 
-FILE = "study.db"
-"""SQLite file of a study, in the method's folder."""
+FILE = "study.db"  # SQLite file of a study, in the method's folder
 
 SETTINGS, BUDGET, BRACKETS, WIDENED = "settings", "budget", "brackets", "widened"
 """Attributes of a study: what all trials share, its budget, the sizes of its brackets so far, and
@@ -48,12 +124,7 @@ ACCURACY, STEPS = "accuracy", GRADIENT_STEPS.name
 
 @dataclass(frozen=True)
 class MethodSearch:
-    """The search for one method's settings; can be sent to another process.
-
-    A trial's value is the mean over the tuning seeds. The budget is the gradient steps of all
-    trials together; `steps_of_local` are those of a whole trial of `local`, the first guess of what
-    a trial takes.
-    """
+    """The search for one method's settings; can be sent to another process."""
 
     strategy: str
     values: Mapping[str, Scalar]
@@ -91,11 +162,7 @@ class MethodSearch:
             self._run_bracket(study, brackets)
 
     def study(self) -> Study:
-        """Open the study, or begin it with the settings of the run config as its first trial.
-
-        Raises `RunDirectoryError` if its file is damaged; `ConfigError` if it was begun with other
-        settings or seeds, or with a larger budget.
-        """
+        """Open the study, or begin it with the settings of the run config as its first trial."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / FILE
@@ -168,7 +235,6 @@ class MethodSearch:
     # ---- The budget ------------------------------------------------------------------
 
     def _affordable(self, study: Study) -> int:
-        """Return the size of the largest bracket for which the budget has steps left."""
         trials = study.get_trials(deepcopy=False)
         costs: list[float] = []
         for rung in self.rungs:
@@ -179,10 +245,7 @@ class MethodSearch:
         return largest_bracket(list(self.rungs.values()), costs, self.budget - steps_taken(trials))
 
     def _may_continue(self, study: Study, is_first: bool) -> bool:
-        """Return whether a trial may go to the next rung.
-
-        If the budget is used up, the best of a bracket continues until one trial is complete.
-        """
+        """Return whether a trial may go to the next rung."""
         trials = study.get_trials(deepcopy=False)
         return steps_taken(trials) < self.budget or (is_first and best_trial(trials) is None)
 
@@ -241,7 +304,6 @@ class MethodSearch:
     def _accuracy_at(
         self, study: Study, number: int, chosen: Mapping[str, Scalar], rung: int, is_first: bool
     ) -> float | None:
-        """Return a trial's accuracy at a rung; None if it failed or the budget is used up."""
         trial = study.get_trials(deepcopy=False)[number]
         if result := _result_at(trial, rung):
             return float(result[ACCURACY])
@@ -276,9 +338,7 @@ def steps_taken(trials: Iterable[FrozenTrial]) -> int:
 
 
 def _result_at(trial: FrozenTrial, rung: int) -> dict[str, Any]:
-    """Return what was recorded when a trial reached a rung; empty if it did not."""
-    result: dict[str, Any] = trial.user_attrs.get(str(rung), {})
-    return result
+    return trial.user_attrs.get(str(rung), {})
 
 
 def _reopened(study: Study, trial: FrozenTrial) -> Trial:
@@ -293,11 +353,7 @@ def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
 
 
 def _sampler(strategy: str, number: int) -> TPESampler:
-    """Return the sampler of one trial, whose draws depend on the method and the number alone.
-
-    The first bracket is drawn at random. Later trials keep away from those of their own bracket,
-    whose values are not known yet.
-    """
+    """Return the sampler of one trial, whose draws depend on the method and the number alone."""
     digest = hashlib.sha256(f"{strategy}/{number}".encode()).digest()
     seed = int.from_bytes(digest[:4], "little")
     return TPESampler(seed=seed, n_startup_trials=BRACKET, multivariate=True, constant_liar=True)

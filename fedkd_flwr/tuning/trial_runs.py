@@ -17,13 +17,8 @@ from fedkd_flwr.runs import (
     names_of_code,
     remove_checkpoint,
 )
-from fedkd_flwr.runs.own_code import changed_code
-from fedkd_flwr.sweeps.earlier_attempts import (
-    finished_run,
-    move_aside,
-    rounds_to_continue_from,
-    run_with,
-)
+from fedkd_flwr.runs.provenance import changed_code
+from fedkd_flwr.sweeps.folder import finished_run, move_aside, rounds_to_continue_from, run_with
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS
 
 
@@ -33,11 +28,7 @@ class _RungReachedError(Exception):
 
 @dataclass(frozen=True)
 class TrialRuns:
-    """The runs of a search; can be sent to another process.
-
-    A trial has a run for each tuning seed. Trials are judged at the rungs, rounds of which the last
-    ends a run.
-    """
+    """The runs of a search; can be sent to another process."""
 
     values: Mapping[str, Scalar]
     seeds: tuple[int, ...]
@@ -82,10 +73,7 @@ class TrialRuns:
         return validation_accuracy_at(run, rung), self.steps(run.round_rows[:rung])
 
     def steps(self, rows: Iterable[Mapping[str, Any]]) -> int:
-        """Return the gradient steps of some rounds, and of fine-tuning before they were judged.
-
-        The search does not read the other evaluations, which a run may leave out.
-        """
+        """Return the gradient steps of some rounds, and of fine-tuning before they were judged."""
         fine_tuning = FINE_TUNING_STEPS.column
         return sum(
             _steps_with_failures(row)
@@ -100,10 +88,7 @@ class TrialRuns:
 
 
 def validation_accuracy_at(run: Run, rung: int) -> float:
-    """Return a run's mean accuracy on validation splits after a round, or where it ended earlier.
-
-    Raises `ConfigError` if no client was evaluated there.
-    """
+    """Return a run's mean validation accuracy after a round, or where it ended earlier."""
     accuracy = run.round_rows[:rung][-1]["validation_accuracy_mean"]
     if accuracy is None:
         raise ConfigError(f"{run.path.name} has no validation accuracy in round {rung}.")
@@ -111,10 +96,7 @@ def validation_accuracy_at(run: Run, rung: int) -> float:
 
 
 def _steps_with_failures(row: Mapping[str, Any]) -> int:
-    """Return the steps of a round. A client that failed counts like the mean one that replied.
-
-    A client that diverges reports no steps, and large step sizes should not be free of cost.
-    """
+    """Return the steps of a round. A client that failed counts like the mean one that replied."""
     steps, replies = row[GRADIENT_STEPS.column], row["replies"]
     return round(steps * (replies + row["failures"]) / replies) if replies else 0
 

@@ -18,44 +18,21 @@ from fedkd_flwr.engines import with_absolute_folders
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
-from fedkd_flwr.tuning.halving import BASELINE, steps_of_local
 from fedkd_flwr.tuning.space import search_space
-from fedkd_flwr.tuning.study import MethodSearch, best_trial, steps_taken
+from fedkd_flwr.tuning.study import BASELINE, MethodSearch, best_trial, steps_of_local, steps_taken
 
-SWEEP_FILE = "chosen.toml"
-"""Sweep of the chosen settings, in the folder of a tuning."""
-
-PATHS = (*DATA, "data-root", "models-dir", "state-dir")
-"""Settings that may hold a path."""
+SWEEP_FILE = "chosen.toml"  # sweep of the chosen settings, in the folder of a tuning
+PATHS = (*DATA, "data-root", "models-dir", "state-dir")  # settings that may hold a path
 
 
 @dataclass(frozen=True)
 class Tuned:
     """What the search for one method found.
 
-    Attributes
-    ----------
-    strategy : str
-        Name of the method.
-    settings : dict
-        The best settings, by their flat keys.
-    accuracy : float
-        Mean validation accuracy over clients and tuning seeds, part of 1.
-    low, high : float
-        95% Wilson interval of this accuracy, with the number of samples that measure it as
-        precisely as the clients' own, which count alike whatever their sizes. It says how
-        precisely validation samples measure, not how seeds vary.
-    trials, stopped, failed : int
-        Trials done; those that successive halving stopped early; those that failed.
-    steps, budget : int
-        Gradient steps of all trials and seeds together, and how many there might have been.
-    run_steps : int
-        Gradient steps of all clients in a run with the best settings, mean over seeds, with
-        fine-tuning before the last evaluation.
-    bytes : int
-        What the best settings exchange in a run, up and down.
-    notes : list of str
-        A sentence on each range that was widened, and on each best value still at an edge.
+    `low` and `high` are a 95% Wilson interval of the mean validation accuracy over clients and
+    seeds. It says how precisely validation samples measure, not how seeds vary. `steps` are those
+    of all trials and seeds, of a `budget`; `run_steps` and `bytes` those of a run with the best
+    settings.
     """
 
     strategy: str
@@ -75,17 +52,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A finished tuning.
-
-    Attributes
-    ----------
-    methods : list of Tuned
-        The best on validation data first.
-    sweep : Path
-        A sweep file that runs the chosen settings with fresh seeds.
-    searches : list of MethodSearch
-        What was searched, in the order of the methods asked for.
-    """
+    """A finished tuning."""
 
     methods: list[Tuned]
     sweep: Path
@@ -108,47 +75,7 @@ def tune(
     jobs: int = 1,
     on_method: Callable[[str], None] | None = None,
 ) -> Tuning:
-    """Search for the best settings of several methods on validation data, under the same rules.
-
-    Every method gets the same number of gradient steps, `local` included. Those of distillation,
-    and of fine-tuning before an evaluation that the search reads, count like those in training.
-    A second call continues where the first stopped. Runs of the search read no test data
-    (``evaluated-split = validation``); those of the sweep do. All methods are searched by
-    successive halving and a tree-structured Parzen estimator.
-
-    Parameters
-    ----------
-    settings : mapping
-        The flat run config that all runs share.
-    methods : sequence of str
-        Names of the methods; `local` is added.
-    output_dir : str or Path
-        Folder for studies, runs and the sweep file.
-    budget : int
-        Gradient steps for each method, in whole trials of `local`: runs of all rounds with every
-        tuning seed. Halving stops most trials early, so there are about twice as many.
-    seeds : int
-        Tuning seeds, 0, 1, …; a trial's value is the mean over them.
-    fresh_seeds : int
-        Seeds of the sweep that is written; none of them is a tuning seed.
-    jobs : int
-        Methods searched at a time, each in a process of its own.
-    on_method : callable, optional
-        Is called with the name of each method whose search has ended.
-
-    Returns
-    -------
-    Tuning
-        The methods with their best settings.
-
-    Raises
-    ------
-    ConfigError
-        If the clients have no validation data, a number is out of range, the folder holds
-        studies with other settings, or no trial of a method could be completed.
-    RunDirectoryError
-        If a study is damaged, or the runs of a best trial were deleted.
-    """
+    """Search for the best settings of several methods on validation data, under the same rules."""
     numbers = {"budget": budget, "seeds": seeds, "jobs": jobs, "fresh-seeds": fresh_seeds}
     for name, number in numbers.items():
         if number < 1:
@@ -182,10 +109,6 @@ def tune(
 
 
 def _values_of_trials(configuration: Configuration) -> dict[str, Scalar]:
-    """Return the flat run config that all trials of a method share.
-
-    They read no test data, and write to their run directories alone.
-    """
     values = with_absolute_folders(configuration.without_unread()).flat()
     own_folders: dict[str, Scalar] = {"models-dir": "", "state-dir": "", "keep-best": False}
     return {**values, "evaluated-split": "validation", **own_folders}
@@ -211,7 +134,6 @@ def _checked(settings: Mapping[str, Any], name: str) -> Configuration:
 
 
 def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
-    """Run the searches, and yield each method whose search has ended."""
     if jobs == 1:
         for search in searches:
             search.run()
@@ -226,7 +148,6 @@ def _searched(searches: Sequence[MethodSearch], jobs: int) -> Iterable[str]:
 
 
 def _tuned(search: MethodSearch) -> Tuned:
-    """Return what a finished search found."""
     trials = search.study().get_trials(deepcopy=False)
     ended = [trial for trial in trials if trial.state.is_finished()]
     best = best_trial(ended)
@@ -279,7 +200,6 @@ def _interval(accuracy: float, runs: Sequence[Run]) -> tuple[float, float]:
 
 
 def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
-    """Note a choice among one, widened ranges, and best values that still lie at an edge."""
     study = search.study()
     space = search.space(study)
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
@@ -303,13 +223,11 @@ def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
 
 
 def _with_whole_paths(settings: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
-    """Return settings whose data are found from any folder."""
     whole = with_absolute_folders(configuration).flat()
     return {key: whole[key] if key in PATHS else value for key, value in settings.items()}
 
 
 def _sweep_text(settings: Mapping[str, Any], found: Iterable[Tuned], seeds: Iterable[int]) -> str:
-    """Return a sweep file of the chosen settings."""
     shared = {key: value for key, value in settings.items() if key not in ("strategy", "seed")}
     combinations = [{"strategy": tuned.strategy, **tuned.settings} for tuned in found]
     content = {"base": shared, "grid": {"seed": list(seeds), "combinations": combinations}}

@@ -1,39 +1,26 @@
 """What a client says of itself when the server first queries it."""
 
+import re
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 
-from strategies.core.records import record_of
-from strategies.core.replies import InvalidReplyError, error_reason, shortened
+from strategies.core.replies import InvalidReplyError, error_reason, record_of, shortened
+
+NAME = re.compile(r"[\w.-]([\w. -]{0,38}[\w.-])?")
+"""A silo's name: up to 40 letters, digits, dots, dashes, underscores and spaces within."""
+
+
+def valid_name(name: object) -> bool:
+    """Return whether a silo may be called so."""
+    return isinstance(name, str) and NAME.fullmatch(name) is not None and name.isprintable()
 
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What a client reported when the server first queried it.
+    """What a client reported when the server first queried it; `node_id` is Flower's address.
 
-    Attributes
-    ----------
-    partition_id : int
-        n, the index of the client in every matrix.
-    node_id : int
-        Flower's address of the client.
-    model : str
-        Name of its architecture.
-    num_examples : int
-        D_n, the number of its private training samples.
-    test_size, validation_size : int
-        Sizes of its test and validation splits.
-    public_hash : str
-        Hash of its public set.
-    num_clients : int
-        Number of clients among which its data set is divided; 0 for a client with its own data.
-    versions : str
-        Versions of its packages, as `strategies.core.versions.as_text` writes them.
-    classes_hash : str
-        Hash of the names of its classes; empty if they have none.
-    name : str
-        Name of its silo for logs and tables; empty for none.
+    `num_clients` is 0 for a client with its own data; hashes and names are empty for none.
     """
 
     partition_id: int
@@ -55,13 +42,7 @@ class ClientInfo:
 
 
 def read_client(answer: Message) -> ClientInfo:
-    """Read what a client reports about itself.
-
-    Raises
-    ------
-    InvalidReplyError
-        If it failed or its answer is incomplete.
-    """
+    """Read what a client reports about itself; refuse a failed or incomplete answer."""
     node_id = answer.metadata.src_node_id
     if answer.has_error():
         raise InvalidReplyError(f"node {node_id}, {error_reason(answer)}")

@@ -1,15 +1,7 @@
 """The round that is running: what methods see of it, its messages, reports and seconds."""
 
 import time
-from collections.abc import (
-    Callable,
-    Collection,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,27 +22,7 @@ from strategies.core.rounds import Observer, mean_metrics
 
 @dataclass
 class CurrentRound:
-    """A round from its first message to its record.
-
-    Attributes
-    ----------
-    exchange : Exchange
-        Addresses its messages, and reads the replies.
-    grid : Grid or None
-        The connection to the clients; None before the first round.
-    evaluated : list of int
-        Partition-ids of the clients that are evaluated in it.
-    num_replies : int
-        Number of valid replies to the first message.
-    metrics : dict of int to dict
-        Metrics of the train replies, by partition-id.
-    seconds : dict of str to float
-        Duration of the phases ``train``, ``server`` and ``evaluate``.
-    started_at : float
-        When a phase began that ends in another call of Flower.
-    shared : dict
-        Payloads that several clients receive, see `Round.once`.
-    """
+    """A round from its first message to its record: messages, metrics and seconds by phase."""
 
     exchange: Exchange
     grid: Grid | None = None
@@ -90,10 +62,7 @@ class CurrentRound:
         add_times(self.metrics, clients, list(metrics), self.grid)
 
     def columns(self, metrics: Iterable[Metric]) -> dict[str, Any]:
-        """Return the columns of the round's row that follow from its messages.
-
-        `metrics` are those that the method declares.
-        """
+        """Return the columns of the round's row that follow from its messages."""
         reported = self.metrics.values()
         return {
             **mean_metrics(reported, metrics),
@@ -103,17 +72,10 @@ class CurrentRound:
             "failures": len(self.exchange.failures),
         }
 
-    def seconds_by_phase(self) -> dict[str, float]:
-        """Return the columns with the duration of each phase."""
-        return {f"seconds_{phase}": round(value, 4) for phase, value in self.seconds.items()}
-
     def client_rows(
         self, clients: Mapping[int, ClientInfo], evaluations: Mapping[int, Row]
     ) -> list[Row]:
-        """Return one row per client that was evaluated, sampled or failed in the round.
-
-        `evaluations` are columns to add, by partition-id.
-        """
+        """Return a row, with evaluations, of each client that was evaluated, sampled or failed."""
         traffic, failures = self.exchange.traffic.by_client, self.exchange.failures
         return [
             {

@@ -1,7 +1,8 @@
-"""What a method declares of each array and number that its clients send."""
+"""What a method declares of each array and number that its clients send, and parts of models."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 
 class Data(StrEnum):
@@ -19,28 +20,19 @@ RESULTS = frozenset({Data.VALIDATION, Data.TEST})
 
 @dataclass(frozen=True)
 class Sent:
-    """An array that clients send; for a number see `strategies.core.replies.Metric`.
-
-    Attributes
-    ----------
-    name : str
-        Its name, or a pattern such as ``layers/*``.
-    inputs : tuple of Data
-        Samples that enter it besides those that trained the model. It may depend on the numbers of
-        samples without naming them.
-    through_model : bool
-        Whether it depends on the trained model.
-    required : bool
-        Whether the server cannot do without it.
-    requested : bool
-        Whether clients send it only where the run asks for it by ``measures``.
-    """
+    """An array that clients send; for a number see `strategies.core.replies.Metric`."""
 
     name: str
+    """Its name, or a pattern such as ``layers/*``."""
     inputs: tuple[Data, ...] = field(default=(Data.TRAINING,), kw_only=True)
+    """Samples that enter it besides those that trained the model. It may depend on the numbers of
+    samples without naming them."""
     through_model: bool = field(default=False, kw_only=True)
+    """Whether it depends on the trained model."""
     required: bool = field(default=True, kw_only=True)
+    """Whether the server cannot do without it."""
     requested: bool = field(default=False, kw_only=True)
+    """Whether clients send it only where the run asks for it by ``measures``."""
 
     @property
     def is_result(self) -> bool:
@@ -56,3 +48,26 @@ class Sent:
 def of_model(name: str, *inputs: Data) -> Sent:
     """Declare an array that training samples enter through the trained model alone."""
     return Sent(name, inputs=inputs, through_model=True)
+
+
+WEIGHTS = "weights"
+"""Network weights."""
+
+BUFFERS = "buffers"
+"""Running statistics of batch normalization, which are averaged but not trained."""
+
+ALPHAS = "alphas"
+"""Architecture weights of a search."""
+
+MODEL_SENT = (of_model(WEIGHTS), Sent(BUFFERS))
+"""What clients send of a model. Its statistics are those of training images themselves."""
+
+SUPERNET_SENT = (*MODEL_SENT, of_model(ALPHAS))
+"""What clients send of a supernet."""
+
+
+LayerChoice = slice | Literal["without-batch-norm"]
+"""Layers by their position, or all but those of batch normalization."""
+
+WITHOUT_BATCH_NORM: Literal["without-batch-norm"] = "without-batch-norm"
+"""All layers but those of batch normalization."""

@@ -15,19 +15,7 @@ class StoppedEarly(Exception):  # noqa: N818 - not an error
 
 @dataclass
 class EarlyStopping:
-    """Tracks the best mean validation accuracy.
-
-    Attributes
-    ----------
-    evaluations : int
-        Evaluations without improvement after which to stop; 0 for never.
-    best : float
-        Best accuracy so far.
-    best_round : int
-        The first round with this accuracy; 0 before any evaluation.
-    waited : int
-        Evaluations since the best round.
-    """
+    """The best mean validation accuracy, and how many evaluations have passed since."""
 
     evaluations: int
     best: float = -1.0
@@ -35,21 +23,9 @@ class EarlyStopping:
     waited: int = 0
 
     def end_of(self, plan: RunPlan, row: Mapping[str, Any]) -> RunPlan:
-        """Record a round's row, and stop the run after the next round if it no longer improves.
+        """Record a round's row; return the plan, with one more round if it no longer improves.
 
         That round is done like any last round: all clients are evaluated, models are exported.
-
-        Parameters
-        ----------
-        plan : RunPlan
-            The plan of the run so far.
-        row : mapping
-            The row of the table of rounds.
-
-        Returns
-        -------
-        RunPlan
-            The same plan, or one with fewer rounds.
         """
         # The last round of a run that was extended may not be one of those evaluated regularly.
         if plan.is_evaluated(row["round"]):

@@ -1,7 +1,6 @@
 """Evaluations of clients: what they report, the checks, and which of them are current.
 
-They are rows of one table. The accuracies of clients and rounds follow from it, by
-`with_evaluations` and `with_statistics`, for the server and for whoever reads the run.
+They are rows of one table, from which the accuracies of clients and rounds follow.
 """
 
 from collections import defaultdict
@@ -14,9 +13,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from strategies.core.answers import ANSWERS, as_text, check_answers
 from strategies.core.client_info import ClientInfo
-from strategies.core.counts import (
+from strategies.core.exchange import Exchange
+from strategies.core.masks import ANSWERS, as_text, check_answers
+from strategies.core.metrics import (
+    FINE_TUNING_STEPS,
     IN_TRAINING,
     MODELS,
     SPLITS,
@@ -25,11 +26,10 @@ from strategies.core.counts import (
     check_counts,
     column_prefix,
     counts_in,
+    fine_tuning_steps,
     metric_name,
     metrics_of,
 )
-from strategies.core.exchange import Exchange
-from strategies.core.metrics import FINE_TUNING_STEPS, fine_tuning_steps
 from strategies.core.optional_metrics import (
     MEANS,
     check_class_counts,
@@ -82,26 +82,7 @@ class Evaluation:
 
 
 class Evaluations:
-    """The current evaluation of every client.
-
-    Parameters
-    ----------
-    plan : RunPlan
-        The plan of the run.
-    clients : mapping of int to ClientInfo
-        All clients that have joined, by partition-id. It grows as they join.
-    evaluates : collection of str
-        Models that the method evaluates besides a client's own.
-
-    Attributes
-    ----------
-    current : dict of int to Evaluation
-        By partition-id. Clients whose models change are removed.
-    asks_for_distilled : bool
-        Whether this round's training reports the last round's models after their distillation.
-    metrics : tuple of Metric
-        What replies may report.
-    """
+    """The current evaluation of every client; those of models that change are removed."""
 
     def __init__(
         self,
@@ -119,10 +100,7 @@ class Evaluations:
         self.metrics = evaluated_metrics(plan, plan.num_classes, evaluates)
 
     def look_back(self, row: Mapping[str, Any]) -> None:
-        """Note of an earlier round whether it has models after distillation.
-
-        So has the last round of a run that is extended.
-        """
+        """Note of an earlier round whether it has models after distillation."""
         if row.get(f"{column_prefix('distilled', 'test')}accuracy_mean") is not None:
             self._distilled_in = row["round"]
 
@@ -148,14 +126,9 @@ class Evaluations:
         return {n: evaluation for n, evaluation in found.items() if evaluation.has_accuracy}
 
     def check(self, reply: Reply, due: Iterable[EvaluatedModel] = ()) -> None:
-        """Refuse impossible counts, and answers that contradict them or were not requested.
+        """Refuse impossible counts of a reply, and answers that contradict them or are unrequested.
 
         Counts of a model may be missing unless it is `due`.
-
-        Raises
-        ------
-        InvalidReplyError
-            With the reason.
         """
         client, metrics = self._clients[reply.partition_id], reply.metrics
         check_counts(metrics, client, due)
@@ -191,10 +164,7 @@ class Evaluations:
 def evaluated_metrics(
     plan: PlanSettings, classes: int, evaluates: Iterable[EvaluatedModel] = ()
 ) -> tuple[Metric, ...]:
-    """Return what clients may report of models that they evaluate, with K classes.
-
-    `evaluates` are models of the method besides a client's own.
-    """
+    """Return what clients may report of models that they evaluate: their own and others."""
     guarded = GUARDED if plan.safeguard.is_on else ()
     return (
         *metrics_of(("own", *evaluates, *guarded)),
@@ -207,9 +177,9 @@ def evaluated_metrics(
 def read_evaluation(metrics: Mapping[str, float], answers: bytes = b"") -> Evaluation:
     """Return what a client reports of models that it keeps.
 
-    Columns are the metrics besides counts, and `answers` as text. Counts by class add
-    ``held_accuracy`` on the client's training classes, and ``other_accuracy`` on the other classes
-    that it reports, if the test split has any.
+    Columns are the metrics besides counts, and the answers as text. Counts by class add the
+    accuracies on the training classes (``held``) and on the other classes, if the test split has
+    any.
     """
     row = {k.replace("-", "_"): value for k, value in metrics.items() if k not in OF_COUNTS}
     if "held_total" in row:
@@ -249,25 +219,12 @@ def with_statistics(row: Row, clients: Iterable[Row]) -> Row:
 
 
 def without_answers(clients: Iterable[Row]) -> list[Row]:
-    """Return rows of clients without the answers to single images.
-
-    Verdicts are about the last round and the best one. Answers of all rounds would only enlarge
-    the run.
-    """
+    """Return rows of clients without the answers to single images, which enlarge a run."""
     return [{name: v for name, v in row.items() if name != ANSWERS} for row in clients]
 
 
 def accuracy_statistics(clients: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Summarize the rows of clients, as `with_evaluations` returns them.
-
-    Returns
-    -------
-    dict of str to float or None
-        Unweighted mean, standard deviation over clients (with N in the denominator), worst, best,
-        mean weighted by test samples, mean loss and mean validation accuracy, each None without
-        evaluations; the mean of each of `MEAN_COLUMNS` over the clients that have it; and
-        ``fine_tuning_steps`` of all clients if there are any.
-    """
+    """Return unweighted statistics of accuracies, None without any, and column means."""
     rows = list(clients)
     further = {
         f"{name}_mean": float(np.mean(values))
@@ -296,10 +253,10 @@ def accuracy_statistics(clients: Iterable[Mapping[str, Any]]) -> dict[str, float
 
 
 def standard_error(clients: Iterable[Mapping[str, Any]], sampled_from: int) -> dict[str, float]:
-    """Return the standard error of the mean accuracy of clients that are sampled from N.
+    """Return the standard error of the mean accuracy of n clients that are sampled from N.
 
-    With n of N clients drawn without replacement and their standard deviation s (n - 1 in the
-    denominator), it is ``s / sqrt(n) * sqrt(1 - n/N)``. Empty for N = 0, and for n below two.
+    It is ``s / sqrt(n) * sqrt(1 - n/N)`` with their standard deviation s (n - 1 in the
+    denominator). Empty for N = 0, and for n below two.
     """
     accuracies = [row["accuracy"] for row in _evaluated(clients)]
     size = len(accuracies)

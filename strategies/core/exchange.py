@@ -1,43 +1,117 @@
 """The messages of one round: payloads, valid replies, traffic and failures."""
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from logging import WARNING
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from strategies.core.client_info import ClientInfo
 from strategies.core.flower import log
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import NotOnSimplexError
-from strategies.core.records import Payload, arrays_of, release_arrays
 from strategies.core.replies import (
     Arrays,
     Encodings,
     ExpectedArray,
     InvalidReplyError,
     Metric,
+    Payload,
     Reply,
     TooFewRepliesError,
+    arrays_of,
     read_reply,
+    release_arrays,
 )
-from strategies.core.traffic import Traffic
+
+MOST_DIMENSIONS = 64
+"""NumPy's limit for the dimensions of an array."""
+
+
+@dataclass
+class Traffic:
+    """Numbers and bytes that crossed the network in a round, in all and by client.
+
+    Evaluation messages are not counted, since a deployment chooses when to evaluate. They are
+    counted for new clients, which may receive nothing else. `numbers_down_broadcast` counts arrays
+    for several clients once.
+    """
+
+    numbers_up: int = 0
+    bytes_up: int = 0
+    numbers_down: int = 0
+    bytes_down: int = 0
+    numbers_down_broadcast: int = 0
+    by_client: dict[int, dict[str, int]] = field(default_factory=dict)
+    # References to the arrays prevent their ids from being reused.
+    _broadcast: dict[int, Array] = field(default_factory=dict)
+
+    def count_down(self, partition_id: int, payload: Payload) -> None:
+        """Count a message to one client."""
+        numbers, size = count_numbers(payload), count_bytes(payload)
+        self.numbers_down += numbers
+        self.bytes_down += size
+        for array in payload.values():
+            if id(array) not in self._broadcast:
+                self._broadcast[id(array)] = array
+                self.numbers_down_broadcast += math.prod(array.shape)
+        self._client(partition_id)["numbers_down"] += numbers
+        self._client(partition_id)["bytes_down"] += size
+
+    def count_up(self, partition_id: int, arrays: Payload) -> None:
+        """Count a reply of one client, valid or not."""
+        numbers, size = count_numbers(arrays), count_bytes(arrays)
+        self.numbers_up += numbers
+        self.bytes_up += size
+        self._client(partition_id)["numbers_up"] += numbers
+        self._client(partition_id)["bytes_up"] += size
+
+    def let_go(self) -> None:
+        """Release all arrays; shared arrays are counted again from now on."""
+        self._broadcast.clear()
+
+    def totals(self) -> dict[str, int]:
+        """Return the columns of the round's row."""
+        return {
+            "numbers_up": self.numbers_up,
+            "numbers_down": self.numbers_down,
+            "numbers_down_broadcast": self.numbers_down_broadcast,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+        }
+
+    def _client(self, partition_id: int) -> dict[str, int]:
+        empty = {"numbers_up": 0, "numbers_down": 0, "bytes_up": 0, "bytes_down": 0}
+        return self.by_client.setdefault(partition_id, empty)
+
+
+def count_numbers(payload: Payload) -> int:
+    """Return the number of entries of a payload, limited by its actual size."""
+    return sum(_numbers_in(array) for array in payload.values())
+
+
+def _numbers_in(array: Array) -> int:
+    """Return the number of entries of an array; 0 if its shape is invalid."""
+    shape = array.shape
+    if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
+        return 0
+    return min(math.prod(shape), len(array.data))
+
+
+def count_bytes(payload: Payload) -> int:
+    """Return the size of a payload in bytes."""
+    return sum(len(array.data) for array in payload.values())
+
 
 DROPPED = "dropped"
 """Entry of a message with the reason for which the last reply of its receiver was dropped."""
 
 
 class InTurn:
-    """Messages that are created one by one, each when the previous one has been sent.
-
-    Parameters
-    ----------
-    members : sequence of int
-        Partition-ids of the addressees.
-    message_for : callable
-        Creates the message to one client.
-    """
+    """Messages that are created one by one, each when the previous one has been sent."""
 
     def __init__(self, members: Sequence[int], message_for: Callable[[int], Message]) -> None:
         self._members = members
@@ -51,32 +125,12 @@ class InTurn:
 
 
 class Exchange:
-    """Addresses messages to clients and reads their valid replies.
+    """Addresses messages of a round to clients, reads their valid replies, and counts the traffic.
 
-    Parameters
-    ----------
-    clients : mapping of int to ClientInfo
-        All clients that have joined, by partition-id.
-    server_round : int
-        The round of the run.
-    plan : RunPlan
-        Run id and number of rounds.
-    best_round : int
-        The best round so far on validation data, 0 for none.
-    trained_rounds : int
-        Number of finished training rounds if the messages are to new clients, else 0.
-    starts : sequence of int
-        Rounds that were complete at each start of the run, so that clients do not recall a round
-        from before which the run was continued. Empty if the messages are to new clients.
-
-    Attributes
-    ----------
-    server_round : int
-        The round of its messages.
-    traffic : Traffic
-        Training traffic.
-    failures : dict of int to str
-        Reasons of dropped clients, by partition-id.
+    `trained_rounds` are the finished training rounds if the messages are to new clients, else 0.
+    `starts` are the rounds that were complete at each start of the run, so that clients do not
+    recall a round from before which the run was continued. `failures` has the reasons of dropped
+    clients.
     """
 
     def __init__(
@@ -122,21 +176,7 @@ class Exchange:
         evaluate: bool = False,
         distilled: bool = False,
     ) -> list[Message]:
-        """Address one message to each client.
-
-        Parameters
-        ----------
-        message_type : str
-            Flower's message type, train or evaluate.
-        phase : str
-            What the client has to do, sent as ``config["phase"]``.
-        payloads : mapping of int to mapping
-            Arrays for each client, by partition-id.
-        evaluate : bool
-            Whether train replies include counts.
-        distilled : bool
-            Whether they include counts of the last round's models after their distillation.
-        """
+        """Address one message to each client; replies may have to include counts, see `Request`."""
         self._note_sent(payloads)
         config = self._config(phase, evaluate, distilled)
         return [self._message(message_type, n, arrays, config) for n, arrays in payloads.items()]
@@ -146,18 +186,8 @@ class Exchange:
     ) -> Collection[Message] | InTurn:
         """Address an evaluation message to each client, created when it is sent.
 
-        Most evaluations address all clients, and a method may have one model per client. A grid
-        with ``serves_in_turn`` never needs all of them in memory. Flower's own grids iterate over
-        the messages twice and get a list.
-
-        Parameters
-        ----------
-        asked : iterable of int
-            Partition-ids.
-        payload_for : callable
-            Returns the arrays for a client.
-        grid : Grid
-            The grid that sends them.
+        A method may have one model per client, and a grid with ``serves_in_turn`` never needs all
+        of them in memory. Flower's own grids iterate over the messages twice and get a list.
         """
         members = list(asked)
         self._note_sent(members)
@@ -171,7 +201,6 @@ class Exchange:
         return messages if getattr(grid, "serves_in_turn", False) else list(messages)
 
     def _note_sent(self, members: Iterable[int]) -> None:
-        """Remember who has to answer, by node id."""
         self._sent = {self._clients[n].node_id: n for n in members}
 
     def _config(self, phase: str, evaluate: bool = False, distilled: bool = False) -> ConfigRecord:
@@ -214,23 +243,9 @@ class Exchange:
         metrics: Sequence[Metric],
         check: Callable[[Reply], None],
     ) -> dict[int, Reply]:
-        """Decode and check the replies to the last messages; drop clients without a valid one.
+        """Return the valid replies to the last messages by ascending partition-id; drop others.
 
-        Parameters
-        ----------
-        replies : iterable of Message
-            The replies in any order.
-        due : callable
-            Returns the specification of every array of one client's reply.
-        metrics : sequence of Metric
-            The allowed metrics of a reply.
-        check : callable
-            Raises `InvalidReplyError` or `NotOnSimplexError` for an invalid reply.
-
-        Returns
-        -------
-        dict of int to Reply
-            By ascending partition-id, so that sums do not depend on the order of arrival.
+        `due` has the arrays of a client's reply; `check` raises what refuses a reply.
         """
         valid: dict[int, Reply] = {}
         silent = dict(self._sent)
@@ -254,10 +269,7 @@ class Exchange:
     def require_replies(self, num_valid: int, completed_rounds: int) -> None:
         """Stop the run if a round has too few valid replies.
 
-        Raises
-        ------
-        TooFewRepliesError
-            With the reasons of the dropped clients.
+        Raises `TooFewRepliesError` with reasons.
         """
         if num_valid >= self._min_replies:
             return

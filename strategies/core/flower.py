@@ -69,10 +69,7 @@ log = LOGGER.log
 
 @contextmanager
 def root_log_as_it_is() -> Iterator[None]:
-    """Keep a library from setting up the root logger, which would print Flower's lines again.
-
-    `logging.warning` does so where the root logger has no handler.
-    """
+    """Keep a library's `logging.warning` from setting up the root logger, which repeats lines."""
     nowhere = logging.NullHandler()
     logging.root.addHandler(nowhere)
     try:
@@ -86,13 +83,7 @@ class FlowerMovedError(ImportError):
 
 
 def __getattr__(name: str) -> Any:
-    """Load a private name of Flower.
-
-    Raises
-    ------
-    FlowerMovedError
-        If the installed version has moved or removed it.
-    """
+    """Load a private name of Flower. Raises `FlowerMovedError` if it has moved."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     part = _found(HOMES[name], name, "HOMES")
@@ -101,24 +92,12 @@ def __getattr__(name: str) -> Any:
 
 
 def replaced(name: str) -> Any:
-    """Return what a name of `REPLACED` is now.
-
-    Raises
-    ------
-    FlowerMovedError
-        If the installed version has moved or removed it.
-    """
+    """Return what a name of `REPLACED` is now."""
     return _found(REPLACED[name], name, "REPLACED")
 
 
 def replace(name: str, replacement: Any) -> None:
-    """Replace a name of `REPLACED` in the module of Flower that uses it.
-
-    Raises
-    ------
-    FlowerMovedError
-        If the installed version has moved or removed it.
-    """
+    """Replace a name of `REPLACED` in the module of Flower that uses it."""
     replaced(name)
     setattr(import_module(REPLACED[name]), name, replacement)
 

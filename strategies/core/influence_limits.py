@@ -1,8 +1,7 @@
 """Limits on the influence of one client: its weight, and the size of what it sends.
 
-Both are multiples of the median over clients, which a minority of clients cannot move far.
-Z. Sun, P. Kairouz, A. T. Suresh, H. B. McMahan, *Can You Really Backdoor Federated Learning?*,
-2019, arXiv:1911.07963, bound the norm of updates likewise.
+Both are multiples of the median over clients, which a minority cannot move far (Sun et al., *Can
+You Really Backdoor Federated Learning?*, 2019, arXiv:1911.07963, bound updates likewise).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,15 +16,7 @@ from strategies.core.replies import Arrays, Reply
 
 
 def upper_limit(values: NDArray[np.float64], multiple: float) -> float:
-    """Return a multiple of the median of some values; infinity for multiple 0, or median 0.
-
-    Parameters
-    ----------
-    values : ndarray
-        Shape (R,), non-negative.
-    multiple : float
-        At least 1, or 0 for no limit.
-    """
+    """Return a multiple of the median of values (R,); infinity for multiple 0, or median 0."""
     if not multiple or not len(values):
         return np.inf
     return float(multiple * np.median(values)) or np.inf
@@ -34,30 +25,20 @@ def upper_limit(values: NDArray[np.float64], multiple: float) -> float:
 def with_clipped_updates(
     replies: Mapping[int, Reply], sent_to: Callable[[Reply], Arrays], multiple: float
 ) -> dict[int, Reply]:
-    """Shorten updates whose norm is above a multiple of the median norm of the round.
+    """Shorten updates whose norm is above a multiple of the median norm of the round; 0 for none.
 
-    An update is the difference of an array from what the client received. Arrays of each name are
-    compared with each other. An array within the limit is not changed. If most clients return an
-    array as they received it, nobody changes it.
-
-    Parameters
-    ----------
-    replies : mapping of int to Reply
-        Valid replies of a round, with models of one architecture.
-    sent_to : callable
-        Returns, for one reply, the arrays that its arrays are compared with, by name. Arrays of
-        the reply without such an array are not bounded.
-    multiple : float
-        At least 1, or 0 for no limit.
-
-    Returns
-    -------
-    dict of int to Reply
-        The replies, with shortened updates.
+    An update is the difference of an array from the one of that name in `sent_to(reply)`; others
+    are not bounded. If most clients return an array as they received it, nobody changes it.
     """
     if not multiple:
         return dict(replies)
-    norms = {n: _update_norms(reply, sent_to(reply)) for n, reply in replies.items()}
+    norms = {
+        n: {
+            name: float(np.linalg.norm((reply.arrays[name] - start).astype(np.float64)))
+            for name, start in sent_to(reply).items()
+        }
+        for n, reply in replies.items()
+    }
     names = next(iter(norms.values()), {}).keys()
     limits = {
         name: float(multiple * np.median([norm[name] for norm in norms.values()])) for name in names
@@ -80,26 +61,10 @@ def with_clipped_rows(
     counts: Callable[[Reply], NDArray[np.bool_]],
     multiple: float,
 ) -> dict[int, Reply]:
-    """Shorten rows whose norm is above a multiple of the median over clients.
+    """Shorten rows of an array (K, d) whose norm is above a multiple of the median over clients.
 
-    Compared is the longest row of each client, so a client does not count more by sending more
-    rows. Rows within the limit are not changed.
-
-    Parameters
-    ----------
-    replies : mapping of int to Reply
-        The valid replies of a round.
-    name : str
-        Name of the array with rows, (K, d), in each reply.
-    counts : callable
-        Returns, for one reply, which rows count, (K,). The others are ignored.
-    multiple : float
-        At least 1, or 0 for no limit.
-
-    Returns
-    -------
-    dict of int to Reply
-        The replies, with shortened rows.
+    Compared is the longest row of each client, so that nobody counts more by sending more rows.
+    `counts(reply)` (K,) are the rows that count.
     """
     norms = {
         n: np.linalg.norm(reply.arrays[name].astype(np.float64), axis=1) * counts(reply)
@@ -116,13 +81,6 @@ def with_clipped_rows(
         shorter = (rows * shares).astype(rows.dtype)
         bounded[n] = replace(replies[n], arrays={**replies[n].arrays, name: shorter})
     return bounded
-
-
-def _update_norms(reply: Reply, sent: Arrays) -> dict[str, float]:
-    return {
-        name: float(np.linalg.norm((reply.arrays[name] - start).astype(np.float64)))
-        for name, start in sent.items()
-    }
 
 
 def _with_shorter_updates(

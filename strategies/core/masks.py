@@ -1,9 +1,16 @@
-"""Masks over the public samples of a round, as they are sent: eight samples per byte."""
+"""Bits, eight a byte: masks of public samples, and which test images a model gets right.
 
+Two models are compared with less noise by the images that only one of them gets right. Clients send
+these answers with the counts of an evaluation where ``record-answers`` asks for them.
+"""
+
+import base64
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from strategies.core.replies import InvalidReplyError
 
 
 def packed_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
@@ -14,3 +21,38 @@ def packed_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
 def unpacked_mask(bits: NDArray[Any], size: int) -> NDArray[np.bool_]:
     """Decode a mask (P,)."""
     return np.unpackbits(bits, count=size).astype(np.bool_)
+
+
+ANSWERS = "answers"
+"""Name of the answers in the record ``info`` of a reply, and their column in ``clients.jsonl``."""
+
+
+def packed_answers(right: NDArray[np.bool_]) -> bytes:
+    """Return which answers are right, shape (images,), in eight bits a byte."""
+    return np.packbits(right).tobytes()
+
+
+def unpacked_answers(answers: bytes, images: int) -> NDArray[np.bool_]:
+    """Return which answers are right, shape (images,)."""
+    return np.unpackbits(np.frombuffer(answers, np.uint8), count=images).astype(bool)
+
+
+def as_text(answers: bytes) -> str:
+    """Return packed answers as text that JSON can hold."""
+    return base64.b64encode(answers).decode("ascii")
+
+
+def from_text(text: str) -> bytes:
+    """Return packed answers from the text of `as_text`. Raises `ValueError` for others."""
+    return base64.b64decode(text, validate=True)
+
+
+def check_answers(answers: bytes, correct: float, images: int) -> None:
+    """Refuse answers that contradict the counts of the same reply."""
+    if len(answers) != -(-images // 8):
+        raise InvalidReplyError(
+            f"sends {len(answers)} bytes of answers, which do not fit its {images} test images"
+        )
+    right = unpacked_answers(answers, images)
+    if right.sum() != correct or packed_answers(right) != answers:
+        raise InvalidReplyError(f"sends answers of which not {correct:g} are right, as it reports")

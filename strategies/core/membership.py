@@ -4,10 +4,11 @@ Clients are identified by their **partition-id** n = 0..N-1. Flower's node ids a
 are used only in this module and in messages.
 """
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -16,19 +17,104 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from strategies.core.client_info import ClientInfo, read_client
+from strategies.core.client_info import ClientInfo, read_client, valid_name
 from strategies.core.flower import log
 from strategies.core.influence_limits import upper_limit
-from strategies.core.partition_owners import Owners
-from strategies.core.pending_nodes import PendingNodes
 from strategies.core.plan import RunPlan
-from strategies.core.replies import (
-    Arrays,
-    InvalidReplyError,
-    TooFewRepliesError,
-)
-from strategies.core.silo_names import valid_name
+from strategies.core.replies import Arrays, InvalidReplyError, TooFewRepliesError
 from strategies.core.versions import difference, installed_versions, refusal
+
+KEYS = "members/keys"
+"""Name in the state: SHA-256 of the key of each partition, (N, 32) uint8, zeros for none."""
+
+
+class Owners:
+    """The keys that partitions belong to; none are bound with 0 partitions."""
+
+    def __init__(self, num_partitions: int) -> None:
+        self._num_partitions = num_partitions
+        self._keys: dict[int, str] = {}
+        self._of_nodes: dict[int, str] = {}
+
+    def look_up(self, grid: Grid) -> None:
+        """Ask for the public keys of the connected nodes."""
+        if self._num_partitions:
+            self._of_nodes = {
+                node.node_id: hashlib.sha256(node.public_key).hexdigest()
+                for node in grid.get_nodes()
+                if node.public_key
+            }
+
+    def admit(self, partition_id: int, node_id: int) -> bool:
+        """Return whether a node may have a partition: nobody has it, or its key does."""
+        owner = self._keys.get(partition_id)
+        return owner is None or owner == self._of_nodes.get(node_id)
+
+    def bind(self, partition_id: int, node_id: int) -> None:
+        """Give a partition to a node for the rest of the run, if the node has a key."""
+        if node_id in self._of_nodes:
+            self._keys[partition_id] = self._of_nodes[node_id]
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the keys as an array by its name; empty if no partition has one."""
+        if not self._keys:
+            return {}
+        keys = np.zeros((self._num_partitions, 32), dtype=np.uint8)
+        for n, digest in self._keys.items():
+            keys[n] = np.frombuffer(bytes.fromhex(digest), dtype=np.uint8)
+        return {KEYS: keys}
+
+    def set_state(self, state: Arrays) -> None:
+        """Take over the keys that `state` returned."""
+        if self._num_partitions and KEYS in state:
+            self._keys = {n: bytes(key).hex() for n, key in enumerate(state[KEYS]) if key.any()}
+
+
+LONGEST_PAUSE = 8
+"""Largest number of rounds between two queries to a node without a valid answer."""
+
+
+@dataclass
+class PendingNode:
+    """A connected node without a valid answer yet; each reason is logged once."""
+
+    failures: int = 0
+    next_round: int = 0
+    reasons: set[str] = field(default_factory=set)
+
+
+class PendingNodes:
+    """The nodes without a valid answer, by node id."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, PendingNode] = {}
+
+    def to_ask(self, node_ids: Iterable[int], server_round: int) -> list[int]:
+        """Return those of some nodes that were not asked before, or are asked again now."""
+        nodes = self._nodes
+        return sorted(n for n in node_ids if n not in nodes or nodes[n].next_round <= server_round)
+
+    def exclude(self, node_id: int, server_round: int, reason: str) -> None:
+        """Exclude a node for now; it is asked again after 1, 2, 4, 8, 8, … rounds."""
+        node = self._nodes.setdefault(node_id, PendingNode())
+        node.next_round = server_round + min(2**node.failures, LONGEST_PAUSE)
+        node.failures += 1
+        if reason not in node.reasons:
+            log(WARNING, "Excluded: %s", reason)
+        node.reasons.add(reason)
+
+    def admit(self, node_id: int) -> None:
+        """Forget a node, which is a client from now on."""
+        self._nodes.pop(node_id, None)
+
+    def reasons_of(self, node_id: int) -> list[str]:
+        """Return why a node was excluded, in alphabetical order; empty for one never asked."""
+        return sorted(self._nodes[node_id].reasons) if node_id in self._nodes else []
+
+    def reasons(self) -> list[str]:
+        """Return why nodes were excluded, node by node."""
+        return [reason for node_id in self._nodes for reason in self.reasons_of(node_id)]
+
 
 LEFT_OUT = "left-out"
 """Entry of a question with the reason for which the node was left out; empty at first."""
@@ -47,25 +133,10 @@ LARGEST_SIZE = 10**9
 
 
 class Membership:
-    """The clients of a run as they join, disconnect and return.
+    """The clients of a run, by partition-id, as they join, disconnect and return.
 
-    Parameters
-    ----------
-    plan : RunPlan
-        Number of clients, hash of the public set, and timeouts.
-    needs_public_data : bool
-        Whether a client with another public set is excluded.
-
-    Attributes
-    ----------
-    clients : dict of int to ClientInfo
-        All clients that have joined, by partition-id.
-    owners : Owners
-        To whom the partitions belong.
-    pending : PendingNodes
-        Connected nodes that are no clients.
-    starts : list of int
-        Rounds that were complete at each start of the run, this one included.
+    `pending` are connected nodes that are no clients; `starts` the rounds that were complete at
+    each start of the run, this one included.
     """
 
     def __init__(self, plan: RunPlan, needs_public_data: bool) -> None:
@@ -93,10 +164,7 @@ class Membership:
         return {**self.owners.state(), **texts, SIZES: sizes, STARTS: np.array(self.starts)}
 
     def resume(self, completed_rounds: int, saved: Arrays) -> None:
-        """Continue after some rounds with what `saved_arrays` returned.
-
-        The first nodes of a continued run may be those that were left out before.
-        """
+        """Continue after some rounds with what `saved_arrays` returned."""
         self.starts = [*map(int, saved.get(STARTS, ())), completed_rounds]
         self.owners.set_state(saved)
         self._sizes_before = {n: int(size) for n, size in enumerate(saved.get(SIZES, ())) if size}
@@ -110,26 +178,17 @@ class Membership:
 
     @property
     def known_sizes(self) -> dict[int, int]:
-        """D_n as reported by all clients that have joined, by partition-id.
-
-        Those that have not returned to a resumed run are among them.
-        """
+        """D_n of all joined clients, those not back in a resumed run too."""
         joined = {n: client.num_examples for n, client in self.clients.items()}
         return self._sizes_before | joined
 
     @property
     def trained(self) -> list[int]:
-        """All clients whose sizes are known, except the new clients, in ascending order.
-
-        Nodes of a simulation join in any order, and sums over clients depend on theirs.
-        """
+        """All clients whose sizes are known, except the new clients, in ascending order."""
         return sorted(n for n in self.known_sizes if n not in self.new)
 
     def sizes(self, partition_ids: Iterable[int]) -> NDArray[np.float64]:
-        """Return D_n of some clients as reported when they joined, shape (R,).
-
-        A size above `weight_cap` times the median over the training clients counts as that much.
-        """
+        """Return D_n of some clients, (R,), at most `weight_cap` times the median."""
         limit = upper_limit(self._reported_sizes(self.trained), self.plan.weight_cap)
         return np.minimum(self._reported_sizes(partition_ids), limit)
 
@@ -140,12 +199,8 @@ class Membership:
     def meet(self, grid: Grid, server_round: int) -> None:
         """Query unknown nodes for their partition-id; the first time, wait for N nodes.
 
-        A resumed run goes on with fewer, if they are at least `min_replies`.
-
-        Raises
-        ------
-        TooFewRepliesError
-            If too few nodes are connected or too few of them are valid clients.
+        A resumed run goes on with fewer, if they are at least `min_replies`. Raises
+        `TooFewRepliesError`.
         """
         self._online = self._wait_for_nodes(grid)
         self._tell_absent(server_round)

@@ -1,16 +1,12 @@
-"""The record of a method: where it comes from, what it exchanges, and what it needs.
-
-Lists, pages and tests are made from records, so that no other code depends on a method's name.
-"""
+"""The record of a method: where it comes from, what it exchanges, and what it needs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from strategies.core.counts import MODELS, EvaluatedModel
 from strategies.core.declarations import Sent
-from strategies.core.metrics import MOVED_PRIVATE, TRAIN_LOSS
+from strategies.core.metrics import MODELS, MOVED_PRIVATE, TRAIN_LOSS, EvaluatedModel
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
 
@@ -42,30 +38,20 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper of a method.
-
-    Attributes
-    ----------
-    authors : str
-        All authors, separated by commas.
-    title : str
-        Its title.
-    venue : str
-        Where it appeared; empty for a preprint.
-    year : int
-        When it appeared; 0 if its text does not say.
-    arxiv : str
-        Its arXiv id; empty for none.
-    part : str
-        The part that has the method, if it is not the paper's main one.
-    """
+    """The paper of a method."""
 
     authors: str
+    """All authors, separated by commas."""
     title: str
+    """Its title."""
     venue: str = ""
+    """Where it appeared; empty for a preprint."""
     year: int = 0
+    """When it appeared; 0 if its text does not say."""
     arxiv: str = ""
+    """Its arXiv id; empty for none."""
     part: str = ""
+    """The part that has the method, if it is not the paper's main one."""
 
     @property
     def short(self) -> str:
@@ -84,70 +70,49 @@ class Paper:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodRecord:
-    """What a method declares about itself.
-
-    Attributes
-    ----------
-    paper : Paper or None
-        Where it comes from; None for a baseline or a method of one's own.
-    exchanged : str
-        What clients and server exchange, in a few words, or ``nothing``. A node's operator allows
-        kinds of information. What is not said counts as parameters.
-    only_by_name : bool
-        Whether a node takes part only if its operator allows the method by its name, since it
-        sends more than the kinds that it exchanges say.
-    needs : tuple of Need
-        What a run has to have.
-    settings_type : type
-        Type of its settings.
-    dp_sgd : bool
-        Whether DP-SGD covers all that leaves its clients besides the results of evaluations. That
-        is so if clients see their training samples in local training by the plain loop alone.
-    takes_estimators : bool
-        Whether its clients may have models that are no networks, with ``fit`` and
-        ``predict_proba``. That is so if its client trains by `train_locally`, `distill` and
-        `co_distill` alone.
-    averages_parameters : bool
-        Whether the server averages or mixes the clients' parameters, so that `mixing` applies.
-    trains_new_clients : bool
-        Whether new clients train before they are evaluated. False for methods whose clients keep
-        no model and are evaluated with the one they receive.
-    keeps_global_models : bool
-        Whether the run directory has the global model of each round. A finished run then receives
-        newcomers without further rounds.
-    evaluates_trained_model : bool
-        Whether a client is evaluated with the model that it has just trained. In this case train
-        replies carry the counts, and a client that is not sampled keeps its last counts.
-    evaluates : tuple of str
-        Models that are evaluated besides a client's own, see `strategies.core.counts`: ``trained``,
-        the model after local training, for methods that evaluate the one that the server sends
-        afterwards; ``received``, the model before it, for methods that evaluate the trained one;
-        ``distilled``, for methods whose clients distill at the start of a round;
-        ``global``, for methods whose clients keep another. Empty where clients are not sent a
-        model that replaces theirs.
-    sends : tuple of Sent
-        Arrays of a train reply. What is not declared does not leave a client.
-    train_metrics : tuple of Metric
-        Metrics of a train reply.
-    evaluation_metrics : tuple of Metric
-        Metrics of an evaluation besides its counts.
-    """
+    """What a method declares about itself."""
 
     paper: Paper | None = None
+    """Where it comes from; None for a baseline or a method of one's own."""
     exchanged: str = ""
+    """What clients and server exchange, in a few words, or ``nothing``. A node's operator allows
+    kinds of information. What is not said counts as parameters."""
     only_by_name: bool = False
+    """Whether a node takes part only if its operator allows the method by its name, since it sends
+    more than the kinds that it exchanges say."""
     needs: tuple[Need, ...] = ()
+    """What a run has to have."""
     settings_type: type[Settings] = Settings
+    """Type of its settings."""
     dp_sgd: bool = False
+    """Whether DP-SGD covers all that leaves its clients besides the results of evaluations. That is
+    so if clients see their training samples in local training by the plain loop alone."""
     takes_estimators: bool = False
+    """Whether its clients may have models that are no networks, with ``fit`` and ``predict_proba``.
+    That is so if its client trains by `train_locally`, `distill` and `co_distill` alone."""
     averages_parameters: bool = False
+    """Whether the server averages or mixes the clients' parameters, so that `mixing` applies."""
     trains_new_clients: bool = True
+    """Whether new clients train before they are evaluated. False for methods whose clients keep no
+    model and are evaluated with the one they receive."""
     keeps_global_models: bool = False
+    """Whether the run directory has the global model of each round. A finished run then receives
+    newcomers without further rounds."""
     evaluates_trained_model: bool = True
+    """Whether a client is evaluated with the model that it has just trained. In this case train
+    replies carry the counts, and a client that is not sampled keeps its last counts."""
     evaluates: tuple[EvaluatedModel, ...] = ()
+    """Models that are evaluated besides a client's own, see `strategies.core.metrics`: ``trained``,
+    after local training, for methods that evaluate the one that the server sends afterwards;
+    ``received``, before it, for methods that evaluate the trained one; ``distilled``, for methods
+    whose clients distill at the start of a round; ``global``, for methods whose clients keep
+    another. Empty where clients are not sent a model that replaces theirs."""
     sends: tuple[Sent, ...] = ()
+    """Arrays of a train reply. What is not declared does not leave a client."""
     train_metrics: tuple[Metric, ...] = (TRAIN_LOSS, MOVED_PRIVATE)
+    """Metrics of a train reply."""
     evaluation_metrics: tuple[Metric, ...] = ()
+    """Metrics of an evaluation besides its counts."""
 
     def __post_init__(self) -> None:
         """Refuse a need that no run is checked for, and a model that no run evaluates."""
@@ -204,20 +169,7 @@ HOOKS_BEFORE = {
 
 
 def refuse_old_names(strategy: str, base: str, names: Iterable[str]) -> None:
-    """Refuse a strategy class with facts outside of its record, or with hooks that are not called.
-
-    Parameters
-    ----------
-    strategy, base : str
-        The names of the class and of the class that it derives from.
-    names : iterable of str
-        The attributes of the class.
-
-    Raises
-    ------
-    TypeError
-        With one sentence that says what to write.
-    """
+    """Refuse a class with facts outside of its record, or hooks that are not called."""
     facts = {field.name: f"{field.name}=…" for field in fields(MethodRecord)}
     facts |= {name: f"needs=({str(need)!r},)" for name, need in NEEDS_BEFORE.items()}
     for name in names:

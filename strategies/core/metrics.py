@@ -1,14 +1,129 @@
-"""Metrics that the clients of several methods report."""
+"""What clients report in numbers: of their training, and correct predictions of their models.
+
+A client is evaluated with its *own* model, the one that the method leaves with it. Besides, a
+method may evaluate the model as *received*, after local training (*trained*), or after its last
+distillation (*distilled*), and the *global* model; a safeguard evaluates the client's *private*
+model and what the client would deploy (*deployed*).
+"""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any, Literal, get_args
 
 from flwr.serverapp import Grid
 
 from strategies.core.client_info import ClientInfo
-from strategies.core.counts import LARGEST_COUNT
 from strategies.core.declarations import Data
-from strategies.core.replies import Metric, Reply
+from strategies.core.replies import LARGEST_LOSS, InvalidReplyError, Metric, Reply
+
+EvaluatedModel = Literal["own", "received", "trained", "distilled", "global", "private", "deployed"]
+"""Which model of a client is evaluated."""
+
+Split = Literal["test", "validation"]
+"""The part of a client's data on which it is evaluated."""
+
+MODELS: tuple[EvaluatedModel, ...] = get_args(EvaluatedModel)
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+IN_TRAINING = ("received", "trained", "distilled")
+"""Models that a client has only while it trains, so that its train reply has their counts."""
+
+LARGEST_COUNT = 1e9
+"""Upper limit of the number of samples of a client."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Correct predictions of a model on a split; the mean loss is None if it is too large."""
+
+    model: EvaluatedModel
+    split: Split
+    correct: int
+    total: int
+    loss: float | None = None
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of a client that follow; samples and losses are those of its own model."""
+        prefix = column_prefix(self.model, self.split)
+        columns: dict[str, Any] = {"accuracy": self.correct / self.total, "correct": self.correct}
+        if self.model == "own":
+            columns |= {"total": self.total} | ({} if self.loss is None else {"loss": self.loss})
+        return {f"{prefix}{name}": value for name, value in columns.items()}
+
+
+def column_prefix(model: EvaluatedModel, split: Split) -> str:
+    """Return how the columns of a model on a split begin, such as ``trained_validation_``."""
+    prefix = {"own": "", "deployed": "safeguarded_"}.get(model, f"{model}_")
+    return prefix if split == "test" else f"{prefix}{split}_"
+
+
+def metric_name(model: EvaluatedModel, split: Split, number: str) -> str:
+    """Return the name of a number in a message, such as ``own-test-correct``."""
+    return f"{model}-{split}-{number}"
+
+
+def as_metrics(
+    model: EvaluatedModel, split: Split, correct: int, total: int, loss: float
+) -> dict[str, float]:
+    """Return counts as metrics of a message; a loss that is too large for a mean is left out."""
+    numbers: dict[str, float] = {"correct": correct, "total": total}
+    numbers |= {"loss": loss} if abs(loss) <= LARGEST_LOSS else {}
+    return {metric_name(model, split, name): number for name, number in numbers.items()}
+
+
+def counts_in(metrics: Mapping[str, Any]) -> list[Counts]:
+    """Return the counts in the metrics of a message: what `as_metrics` has written."""
+    found = []
+    for model, split in product(MODELS, SPLITS):
+        names = (metric_name(model, split, name) for name in ("correct", "total", "loss"))
+        correct, total, loss = map(metrics.get, names)
+        if total:
+            found.append(Counts(model, split, int(correct or 0), int(total), loss))
+    return found
+
+
+def of_model(model: EvaluatedModel, metrics: Mapping[str, Any]) -> list[Counts]:
+    """Return the counts of one model in the metrics of a message."""
+    return [counts for counts in counts_in(metrics) if counts.model == model]
+
+
+def metrics_of(models: Iterable[EvaluatedModel]) -> list[Metric]:
+    """Return the metrics with which a client reports the counts of some models."""
+    metrics = []
+    for model, split in product(models, SPLITS):
+        correct, total, loss = (
+            metric_name(model, split, name) for name in ("correct", "total", "loss")
+        )
+        result = partial(Metric, averaged=False, inputs=(Data(split),), through_model=True)
+        metrics += [
+            result(correct, low=0, high=LARGEST_COUNT),
+            result(total, low=split == "test", high=LARGEST_COUNT, through_model=False),
+            result(loss),
+        ]
+    return metrics
+
+
+def check_counts(
+    metrics: Mapping[str, float], client: ClientInfo, due: Iterable[EvaluatedModel] = ()
+) -> None:
+    """Refuse counts that contradict each other, or the sizes that the client has reported.
+
+    Each model that is `due`, or of which any number is reported, is so on each split.
+    """
+    sizes: dict[Split, int] = {"test": client.test_size, "validation": client.validation_size}
+    reported = [m for m in MODELS if any(f"{m}-{s}-" in name for s in SPLITS for name in metrics)]
+    for model, (split, size) in product(dict.fromkeys((*due, *reported)), sizes.items()):
+        total = metrics.get(metric_name(model, split, "total"), 0)
+        correct = metrics.get(metric_name(model, split, "correct"), -1 if total else 0)
+        if total != size or not 0 <= correct <= total or correct != int(correct):
+            raise InvalidReplyError(
+                f"reports {correct:g} {model}-{split}-correct predictions out of {total:g} "
+                f"samples, but has {size}"
+            )
+
 
 TRAIN_LOSS = Metric("train-loss", through_model=True)
 """Mean training loss over all private samples of the round."""
@@ -51,19 +166,15 @@ SIZES = (
 def columns_of_training(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the columns of a round that follow from `OF_TRAINING`, from the metrics of each."""
     rows = list(metrics)
-    return {GRADIENT_STEPS.column: gradient_steps(rows), **largest_epsilon(rows)}
+    spent = [row[DP_EPSILON.name] for row in rows if DP_EPSILON.name in row]
+    largest = {f"{DP_EPSILON.column}_max": max(spent)} if spent else {}
+    return {GRADIENT_STEPS.column: gradient_steps(rows), **largest}
 
 
 def fine_tuning_steps(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the steps of fine-tuning for some evaluations as a column; nothing without them."""
     steps = sum(int(row.get(FINE_TUNING_STEPS.column, 0)) for row in evaluations)
     return {FINE_TUNING_STEPS.column: steps} if steps else {}
-
-
-def largest_epsilon(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the largest epsilon of a client as ``dp_epsilon_max``; nothing without DP-SGD."""
-    values = [row[DP_EPSILON.name] for row in metrics if DP_EPSILON.name in row]
-    return {f"{DP_EPSILON.column}_max": max(values)} if values else {}
 
 
 def gradient_steps(metrics: Iterable[Mapping[str, float]]) -> int:
@@ -90,10 +201,7 @@ def add_times(
     replies: Iterable[int],
     grid: Grid | None,
 ) -> None:
-    """Add how long the replies of an exchange took to the metrics of a round, by partition-id.
-
-    It is known if the grid has an attribute ``waited``, seconds by node id.
-    """
+    """Add the seconds of replies to the metrics of a round, if the grid has `waited` by node id."""
     waited: Mapping[int, float] = getattr(grid, "waited", {})
     for n in replies:
         if (seconds := waited.get(clients[n].node_id)) is not None:

@@ -1,9 +1,8 @@
 """Mixtures of arrays: weighted means, medians and trimmed means, entry by entry.
 
-A median or a trimmed mean protects against a minority of wrong arrays. D. Yin, Y. Chen,
-K. Ramchandran, P. Bartlett, *Byzantine-Robust Distributed Learning: Towards Optimal Statistical
-Rates*, ICML 2018, arXiv:1803.01498. With equal weights they are those of NumPy and SciPy. Here each
-receiver may have its own weights.
+A median or a trimmed mean protects against a minority of wrong arrays (Yin et al.,
+*Byzantine-Robust Distributed Learning*, ICML 2018, arXiv:1803.01498). Here each receiver has its
+own weights.
 """
 
 from collections.abc import Callable
@@ -23,62 +22,25 @@ Mix = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
 
 
 def weighted_mean(weights: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Mix by the weighted mean, as one matrix product.
-
-    Parameters
-    ----------
-    weights : ndarray
-        Shape (N, M), rows on the simplex.
-    values : ndarray
-        Shape (M, ...), the arrays of the M givers.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, ...).
-    """
+    """Mix by the weighted mean: weights (N, M) on the simplex, values (M, …) to (N, …)."""
     mixed = weights.astype(values.dtype) @ values.reshape(len(values), -1)
     return mixed.reshape(len(weights), *values.shape[1:])
 
 
 def weighted_median(weights: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Mix by the weighted median of every entry.
+    """Mix by the weighted median of every entry: (N, M) and (M, …) to (N, …).
 
-    Givers that hold less than half of a receiver's weight cannot move an entry beyond those of the
-    others, whatever they send.
-
-    Parameters
-    ----------
-    weights : ndarray
-        Shape (N, M), non-negative, no row of zeros.
-    values : ndarray
-        Shape (M, ...).
-
-    Returns
-    -------
-    ndarray
-        Shape (N, ...).
+    Givers with less than half of a receiver's weight cannot move an entry beyond those of the
+    others.
     """
     return _by_entry(_median, weights, values)
 
 
 def trimmed_mean(weights: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Mix by the weighted mean of every entry without its lowest and highest quarter of the weight.
+    """Mix by the mean without the lowest and highest quarter of the weight, entry by entry.
 
-    Givers that hold at most a quarter of a receiver's weight cannot move an entry beyond those of
-    the others.
-
-    Parameters
-    ----------
-    weights : ndarray
-        Shape (N, M), non-negative, no row of zeros.
-    values : ndarray
-        Shape (M, ...).
-
-    Returns
-    -------
-    ndarray
-        Shape (N, ...).
+    Weights (N, M) and values (M, …) to (N, …). Givers that hold at most a quarter of a receiver's
+    weight cannot move an entry beyond those of the others.
     """
     return _by_entry(_trimmed_mean, weights, values)
 

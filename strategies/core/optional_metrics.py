@@ -1,15 +1,11 @@
-"""Further measures of an evaluation: names, limits and consistency checks.
-
-They are off by default and requested by ``measures`` in the run config. Class counts are two
-numbers per class and reveal to the server which labels a client has.
-"""
+"""Further measures of an evaluation, requested by ``measures``: names, limits and checks."""
 
 from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import pairwise
 
-from strategies.core.counts import LARGEST_COUNT, metric_name
 from strategies.core.declarations import Data
+from strategies.core.metrics import LARGEST_COUNT, metric_name
 from strategies.core.replies import InvalidReplyError, Metric
 
 CALIBRATION = "calibration"
@@ -39,10 +35,7 @@ MEANS = ("calibration_error", "auc", "f1", "balanced_accuracy", "held_accuracy",
 
 
 def class_counts(number: int | str) -> tuple[str, str]:
-    """Return the names of a class's counts: correct predictions and samples of the test split.
-
-    ``held`` stands for all training classes of the client.
-    """
+    """Return the names of a class's counts; ``held`` for all classes of the training."""
     name = number if number == "held" else f"class-{number}"
     return f"{name}-correct", f"{name}-total"
 
@@ -62,13 +55,7 @@ def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, .
 
 
 def check_class_counts(metrics: Mapping[str, float]) -> None:
-    """Refuse counts by class that do not add up to those of the own model, which were checked.
-
-    Raises
-    ------
-    InvalidReplyError
-        If they are inconsistent, or reported without the total counts.
-    """
+    """Refuse counts by class that do not add up to those of the own model, which were checked."""
     totals = {n: count for n, count in metrics.items() if n.endswith("-total") and _by_class(n)}
     rights = {n: count for n, count in metrics.items() if n.endswith("-correct") and _by_class(n)}
     if not totals and not rights:

@@ -1,7 +1,6 @@
-"""A matrix between clients, of which only rows and columns of clients that have trained are stored.
+"""A matrix between clients, of which only rows and columns of those that have trained are stored.
 
-Coefficients, attention and affinities start with equal entries and change only among the clients
-of a round. With N clients of which M have trained, (M, M) and a few vectors of N are all of (N, N).
+With N clients of which M have trained, (M, M) and a few vectors of N are all of (N, N).
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.core.growing import padded
+from strategies.core.state import padded
 
 STARTS = "-starts"
 """What follows a matrix's name in the name of its `PairMatrix.starts`."""
@@ -23,22 +22,16 @@ class PairMatrix:
 
     Entry (n, m) of clients that have not both trained is that of the start: ``diagonal[n]`` if
     they are the same, else ``receivers[n] * givers[m]``.
-
-    Attributes
-    ----------
-    values : ndarray
-        Shape (M, M), the entries among clients that have trained, by ascending partition-id.
-    places : ndarray
-        Shape (N,), each client's row and column of `values`; -1 if it has not trained.
-    diagonal, receivers, givers : ndarray
-        Shape (N,), the entries at the start.
     """
 
     values: NDArray[np.float64]
+    """Shape (M, M), the entries among clients that have trained, by ascending partition-id."""
     places: NDArray[np.int64]
+    """Shape (N,), each client's row and column of `values`; -1 if it has not trained."""
     diagonal: NDArray[np.float64]
     receivers: NDArray[np.float64]
     givers: NDArray[np.float64]
+    """Shape (N,), the entries at the start."""
 
     @classmethod
     def starting(
@@ -53,15 +46,7 @@ class PairMatrix:
 
     @classmethod
     def equal(cls, num_clients: int, new_clients: Sequence[int]) -> "PairMatrix":
-        """Weigh all clients in training alike; a new client weighs them and itself alike.
-
-        Parameters
-        ----------
-        num_clients : int
-            N.
-        new_clients : sequence of int
-            Partition-ids of the clients that are not in training.
-        """
+        """Weigh all clients in training alike; a new client weighs them and itself alike."""
         num_training = num_clients - len(new_clients)
         weights, givers = np.full(num_clients, 1 / num_training), np.ones(num_clients)
         weights[new_clients], givers[new_clients] = 1 / (num_training + 1), 0

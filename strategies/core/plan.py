@@ -51,110 +51,78 @@ class Settings(SettingsGroup):
 
 
 def multiple_or_none(value: float) -> float:
-    """Refuse a limit below the median: it would bind most clients.
-
-    Raises
-    ------
-    ValueError
-        If it is neither 0 nor a number from 1.
-    """
+    """Refuse a limit below the median, which would bind most clients; 0 is no limit."""
     if value and not 1 <= value < math.inf:
         raise ValueError("it should be at least 1, or 0 for no limit")
     return value
 
 
 class PlanSettings(SettingsGroup):
-    """Number of clients and rounds, client sampling, and timeouts.
-
-    Attributes
-    ----------
-    num_clients : int
-        N, the number of clients, with partition-ids 0..N-1; 0 for as many as are connected when
-        the run starts. The default is 8 under fedkd run and fedkd_flwr.run with clients on this
-        machine, and 0 under flwr run and in a deployment.
-    num_server_rounds : int
-        Number of communication rounds.
-    public_size : int
-        P, the number of public samples per round.
-    public_hash : str
-        Hash of the public set; clients with another public set are excluded. Empty for the hash
-        that most clients report.
-    new_clients : float
-        Share of the clients that take no part in the training and join after it, in [0, 1).
-    new_client_rounds : int
-        Number of rounds of a new client; 0 for as many as the training has.
-    fraction_train : float
-        Share of the training clients that is sampled in a round, in (0, 1].
-    min_replies : int
-        Smallest number of valid replies; a round with fewer stops the run.
-    evaluate_every : int
-        Evaluate the clients every that many rounds, and after the last round.
-    evaluate_clients : int
-        Number of clients in each evaluation, drawn by seed and round; 0 for all. The round's row
-        then has the standard error of the mean accuracy.
-    patience : int
-        Early stopping: number of evaluations in a row without a better mean validation accuracy
-        after which one more round is the last; 0 for no early stopping.
-    mixing : str
-        How parameters of clients are averaged. ``median`` and ``trimmed-mean`` protect against a
-        minority of poisoned models and weigh all clients alike. Methods that exchange predictions
-        have a ``mixing`` of their own.
-    weighting : str
-        Weights of clients in a mean of parameters: samples for their numbers of training samples,
-        or uniform for equal weights.
-    weight_cap : float
-        Largest number of samples that counts for a client in weights, as a multiple of the median
-        over the clients; 0 for no limit. The number is what the client claims.
-    update_cap : float
-        Largest norm of a client's update of parameters, or of its mean feature of a class, as a
-        multiple of the median norm of the round; what is longer is shortened to it. 0 for no limit.
-    safeguard : SafeguardSettings
-        A private model of each client beside the method's.
-    measures : tuple of str
-        Further measures of an evaluation, separated by commas: ``calibration``, ``auc``, ``f1``,
-        ``balanced-accuracy``, ``classes``; empty for none.
-    record_answers : bool
-        Whether clients send which test images their model gets right, one bit per image, and the
-        run records it. Two methods are then compared image by image. The default is true under
-        fedkd run and fedkd_flwr.run with clients on this machine, and false under flwr run and in
-        a deployment.
-    seed : int
-        Seed of all random draws.
-    connect_timeout : float
-        Seconds to wait for all clients before the first round. A resumed run then goes on with
-        those that are connected, if they are at least ``min-replies``.
-    bind_partitions : bool
-        Whether a partition stays with the key of the node that took it, in a deployment. Without
-        registered keys, a node has another key after a restart; then set it to false.
-    round_timeout : float
-        Seconds to wait for the replies to one exchange, such as PersFL's second stage. It has no
-        effect on clients that train in one process, unless ``cohort`` is off.
-    """
+    """Number of clients and rounds, client sampling, and timeouts."""
 
     num_clients: Annotated[int, ANY_ON_NODES] = Field(default=8, ge=0)
+    """N, the number of clients, with partition-ids 0..N-1; 0 for as many as are connected when the
+    run starts. The default is 8 under fedkd run and fedkd_flwr.run with clients on this machine,
+    and 0 under flwr run and in a deployment."""
     num_server_rounds: Annotated[int, OnNodes(1, 1000)] = Field(default=10, ge=1)
+    """Number of communication rounds."""
     public_size: Annotated[int, OnNodes(0, 10000)] = Field(default=200, ge=0)
+    """P, the number of public samples per round."""
     public_hash: Annotated[str, ANY_ON_NODES] = ""
+    """Hash of the public set; clients with another public set are excluded. Empty for the hash that
+    most clients report."""
     new_clients: Annotated[float, ANY_ON_NODES] = Field(default=0.0, ge=0, lt=1)
+    """Share of the clients that take no part in the training and join after it, in [0, 1)."""
     new_client_rounds: Annotated[int, OnNodes(0, 1000)] = Field(default=0, ge=0)
+    """Number of rounds of a new client; 0 for as many as the training has."""
     fraction_train: Annotated[float, ANY_ON_NODES] = Field(default=1.0, gt=0, le=1)
+    """Share of the training clients that is sampled in a round, in (0, 1]."""
     min_replies: Annotated[int, ANY_ON_NODES] = Field(default=1, ge=1)
+    """Smallest number of valid replies; a round with fewer stops the run."""
     evaluate_every: Annotated[int, ANY_ON_NODES] = Field(default=1, ge=1)
+    """Evaluate the clients every that many rounds, and after the last round."""
     evaluate_clients: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    """Number of clients in each evaluation, drawn by seed and round; 0 for all. The round's row
+    then has the standard error of the mean accuracy."""
     patience: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    """Early stopping: number of evaluations in a row without a better mean validation accuracy
+    after which one more round is the last; 0 for no early stopping."""
     mixing: Annotated[Literal["mean", "median", "trimmed-mean"], ANY_ON_NODES] = "mean"
+    """How parameters of clients are averaged. ``median`` and ``trimmed-mean`` protect against a
+    minority of poisoned models and weigh all clients alike. Methods that exchange predictions have
+    a ``mixing`` of their own."""
     weighting: Annotated[Literal["samples", "uniform"], ANY_ON_NODES] = "samples"
+    """Weights of clients in a mean of parameters: samples for their numbers of training samples, or
+    uniform for equal weights."""
     weight_cap: Annotated[float, AfterValidator(multiple_or_none), ANY_ON_NODES] = 5.0
+    """Largest number of samples that counts for a client in weights, as a multiple of the median
+    over the clients; 0 for no limit. The number is what the client claims."""
     update_cap: Annotated[float, AfterValidator(multiple_or_none), ANY_ON_NODES] = 10.0
+    """Largest norm of a client's update of parameters, or of its mean feature of a class, as a
+    multiple of the median norm of the round; what is longer is shortened to it. 0 for no limit."""
     safeguard: SafeguardSettings = SafeguardSettings()
+    """A private model of each client beside the method's."""
     measures: Annotated[
         Words, AfterValidator(some_of(MEASURES)), NO_EFFECT_ON_RESULTS, DEFAULT_ON_NODES
     ] = ()
+    """Further measures of an evaluation, separated by commas: ``calibration``, ``auc``, ``f1``,
+    ``balanced-accuracy``, ``classes``; empty for none."""
     record_answers: Annotated[bool, NO_EFFECT_ON_RESULTS] = True
+    """Whether clients send which test images their model gets right, one bit per image, and the run
+    records it. Two methods are then compared image by image. The default is true under fedkd run
+    and fedkd_flwr.run with clients on this machine, and false under flwr run and in a
+    deployment."""
     seed: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
+    """Seed of all random draws."""
     connect_timeout: Annotated[float, NO_EFFECT_ON_RESULTS] = Field(default=60.0, gt=0)
+    """Seconds to wait for all clients before the first round. A resumed run then goes on with those
+    that are connected, if they are at least ``min-replies``."""
     bind_partitions: Annotated[bool, NO_EFFECT_ON_RESULTS] = True
+    """Whether a partition stays with the key of the node that took it, in a deployment. Without
+    registered keys, a node has another key after a restart; then set it to false."""
     round_timeout: Annotated[float, NO_EFFECT_ON_RESULTS] = Field(default=3600.0, gt=0)
+    """Seconds to wait for the replies to one exchange, such as PersFL's second stage. It has no
+    effect on clients that train in one process, unless ``cohort`` is off."""
 
     @property
     def num_new(self) -> int:
@@ -179,13 +147,7 @@ class PlanSettings(SettingsGroup):
         return sorted(drawn.tolist())
 
     def check(self) -> None:
-        """Refuse numbers of clients that are impossible together.
-
-        Raises
-        ------
-        ImpossiblePlanError
-            With one sentence that says what is allowed.
-        """
+        """Refuse numbers of clients that are impossible together. Raises `ImpossiblePlanError`."""
         if self.new_clients and not self.num_new:
             raise ImpossiblePlanError(
                 f"new-clients = {self.new_clients:g} of {self.num_clients} clients is less than "
@@ -210,22 +172,15 @@ class PlanSettings(SettingsGroup):
 
 
 class RunPlan(PlanSettings):
-    """What the server knows about a run before it starts.
-
-    Attributes
-    ----------
-    num_classes : int
-        K, the number of classes.
-    run_id : str
-        Name of the run, kept when it is resumed: clients store their memory on disk under it.
-    newcomers : tuple of int
-        Partition-ids of the clients that join a finished run; they are new clients.
-    """
+    """What the server knows about a run before it starts."""
 
     num_clients: Annotated[int, ANY_ON_NODES] = Field(default=8, ge=1)
     num_classes: int = Field(ge=1)
+    """K, the number of classes."""
     run_id: str = ""
+    """Name of the run, kept when it is resumed: clients store their memory on disk under it."""
     newcomers: tuple[int, ...] = ()
+    """Partition-ids of the clients that join a finished run; they are new clients."""
 
     @property
     def num_new(self) -> int:

@@ -20,8 +20,8 @@ def without_colors(line: str) -> str:
 def printable(text: str) -> str:
     r"""Return a text with visible names for its control characters, except tab and line feed.
 
-    A terminal obeys escape sequences, which can hide lines or forge them. Characters that change
-    the direction of a text are replaced too. ESC becomes ``\x1b``.
+    A terminal obeys escape sequences, which can hide lines or forge them; so do characters that
+    change the direction of a text.
     """
     if text.isprintable():
         return text

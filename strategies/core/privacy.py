@@ -18,12 +18,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import (
-    GaussianPrivacyEvent,
-    NeighboringRelation,
-    PrivacyConfig,
-    SamplingMethod,
-)
+from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
 from numpy.typing import NDArray
 
 from strategies.core.flower import root_log_as_it_is
@@ -37,15 +32,9 @@ RANDOM_BITS = 53
 
 
 def secret_normal(shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Draw standard normal numbers from the operating system's generator.
+    """Draw standard normal numbers of a shape from the operating system's generator.
 
-    Each number is the normal quantile of an independent uniform one, so that no number tells
-    anything about the others, unlike those of a generator with a state.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of the result.
+    Each is the normal quantile of an independent uniform one, so that none tells about the others.
     """
     from scipy.special import ndtri  # deferred: few clients add noise
 
@@ -61,33 +50,18 @@ def secret_uniform(shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 def with_finite_rows(predictions: NDArray[Any]) -> NDArray[Any]:
-    """Return predictions with uniform rows in place of those that hold NaN or infinity.
+    """Return predictions (P, K) with uniform rows instead of those that hold NaN or infinity.
 
     The norm of an array with such a row is no number, and clipping by it would have no effect.
-
-    Parameters
-    ----------
-    predictions : ndarray
-        Shape (P, K).
     """
     is_finite = np.isfinite(predictions).all(axis=1, keepdims=True)
     return np.where(is_finite, predictions, predictions.dtype.type(1 / predictions.shape[1]))
 
 
 def clip_towards_uniform(predictions: NDArray[Any], clip_norm: float) -> NDArray[Any]:
-    """Shrink predictions towards uniform ones to a distance of at most `clip_norm`.
+    """Shrink predictions (P, K) towards 1/K to an L2 distance of at most `clip_norm`.
 
-    Parameters
-    ----------
-    predictions : ndarray
-        Shape (P, K), rows on the simplex. Rows that are not finite become uniform.
-    clip_norm : float
-        Largest L2 norm of the difference from 1/K, over all entries.
-
-    Returns
-    -------
-    ndarray
-        Shape (P, K), rows on the simplex.
+    Rows stay on the simplex; those that are not finite become uniform.
     """
     uniform = 1 / predictions.shape[1]
     deviation = with_finite_rows(predictions) - uniform
@@ -101,31 +75,11 @@ def noised_predictions(
     noise_multiplier: float,
     draw: NormalDraws = secret_normal,
 ) -> NDArray[np.float32]:
-    """Clip predictions, add Gaussian noise, and project the rows onto the simplex.
+    """Clip predictions (P, K), add Gaussian noise, and project the rows onto the simplex.
 
-    Two clipped arrays differ by at most ``2 * clip_norm``, which is the sensitivity. Processing
-    after the noise costs no further privacy.
-
-    Parameters
-    ----------
-    predictions : ndarray
-        Shape (P, K), rows on the simplex. Rows that are not finite become uniform.
-    clip_norm : float
-        See `clip_towards_uniform`.
-    noise_multiplier : float
-        Standard deviation of the noise as a multiple of the sensitivity.
-    draw : callable, optional
-        Draws the noise. Draws that somebody else can repeat protect nothing.
-
-    Returns
-    -------
-    ndarray
-        Shape (P, K) float32, rows on the simplex.
-
-    Raises
-    ------
-    NotOnSimplexError
-        If the predictions are not probabilities, which the noise would hide.
+    Two clipped arrays differ by at most ``2 * clip_norm``, the sensitivity; the noise's deviation
+    is `noise_multiplier` times that. Draws that somebody else can repeat protect nothing.
+    Predictions that are not probabilities are refused, since the noise would hide it.
     """
     # In single precision, rounding would exceed small norms and with them the sensitivity.
     predictions = with_finite_rows(predictions.astype(np.float64))
@@ -138,38 +92,15 @@ def noised_predictions(
 
 @lru_cache(maxsize=1)
 def privacy_spent(noise_multiplier: float, releases: int, delta: float) -> float:
-    """Return the epsilon spent by a client, by Flower's Rényi accountant.
+    """Return the epsilon that a client has spent by some releases, by Flower's Rényi accountant.
 
-    No amplification by sampling is claimed, since client and server know when the client takes
-    part.
-
-    Parameters
-    ----------
-    noise_multiplier : float
-        Standard deviation of the noise divided by the sensitivity, above 0.
-    releases : int
-        How often the client released predictions.
-    delta : float
-        In (0, 1).
-
-    Returns
-    -------
-    float
-        Epsilon; 0 before the first release.
+    No amplification by sampling is claimed: client and server know when the client takes part.
     """
     return epsilon_of({noise_multiplier: releases}, delta)
 
 
 def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
-    """Return the epsilon of releases with different noise together, by Flower's Rényi accountant.
-
-    Parameters
-    ----------
-    releases : mapping of float to int
-        Number of releases with each noise multiplier.
-    delta : float
-        In (0, 1).
-    """
+    """Return the epsilon of releases, by their noise multipliers, at a delta."""
     if not any(releases.values()):
         return 0.0
     # Deferred: this import takes seconds.

@@ -16,21 +16,9 @@ class NotOnSimplexError(ValueError):
 
 
 def check_simplex(rows: NDArray[Any], name: str, tolerance: float = 1e-3) -> None:
-    """Refuse rows that are not probability distributions.
+    """Refuse rows (…, K) that are no probability distributions. Raises `NotOnSimplexError`.
 
-    Parameters
-    ----------
-    rows : ndarray
-        Shape (..., K), finite.
-    name : str
-        Name of the array in the error message.
-    tolerance : float
-        How far a row's sum may be from 1, and an entry below 0.
-
-    Raises
-    ------
-    NotOnSimplexError
-        If an entry is negative or a row does not sum to 1.
+    A row's sum may differ from 1, and an entry be below 0, by `tolerance`.
     """
     if rows.size and float(rows.min()) < -tolerance:
         raise NotOnSimplexError(f"{name} holds the negative number {rows.min():.3g}; {_WANTED}")
@@ -46,15 +34,7 @@ _WANTED = "each row has to be a probability distribution, such as softmax(logits
 
 
 def softmax(rows: NDArray[Any], temperature: float = 1.0) -> NDArray[Any]:
-    """Return ``softmax(rows / T)`` over the last axis. SciPy's would be loaded by every client.
-
-    Parameters
-    ----------
-    rows : ndarray
-        Shape (..., K).
-    temperature : float
-        T > 0; below 1 it sharpens.
-    """
+    """Return ``softmax(rows / T)`` over the last axis. SciPy's would be loaded by every client."""
     exponentials = np.exp((rows - rows.max(axis=-1, keepdims=True)) / temperature)
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
@@ -67,20 +47,7 @@ def normalized_rows(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def equal_weights(num_clients: int, new_clients: Sequence[int]) -> NDArray[np.float64]:
-    """Weigh all clients in training alike; a new client weighs for itself alone.
-
-    Parameters
-    ----------
-    num_clients : int
-        N.
-    new_clients : sequence of int
-        Partition-ids of the clients that are not in training.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, N), row = receiver, rows on the simplex.
-    """
+    """Weigh all in training alike, (N, N); a new client, a row, weighs itself alone."""
     weights = np.ones((num_clients, num_clients))
     weights[:, new_clients] = 0
     weights[new_clients, new_clients] = 1
@@ -88,22 +55,10 @@ def equal_weights(num_clients: int, new_clients: Sequence[int]) -> NDArray[np.fl
 
 
 def project_onto_simplex(rows: NDArray[Any], mass: NDArray[Any]) -> NDArray[Any]:
-    """Project every row onto the vectors that are non-negative and sum to its mass.
+    """Project every row of (R, M) onto the vectors that are non-negative and sum to its mass, (R,).
 
-    The Euclidean projection subtracts one threshold from a row and clips at zero; the
-    threshold follows from the sorted row.
-
-    Parameters
-    ----------
-    rows : ndarray
-        Shape (R, M) float64.
-    mass : ndarray
-        Shape (R,), non-negative: what each projected row sums to.
-
-    Returns
-    -------
-    ndarray
-        Shape (R, M).
+    The Euclidean projection subtracts one threshold from a row and clips at zero; the threshold
+    follows from the sorted row.
     """
     # In place: with many clients the rows are the largest array that a server holds.
     descending = np.sort(rows, axis=1)[:, ::-1]
@@ -118,15 +73,9 @@ def project_onto_simplex(rows: NDArray[Any], mass: NDArray[Any]) -> NDArray[Any]
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """Probabilities as floating-point numbers.
+    """Probabilities as floating-point numbers; `smallest` stands for smaller ones in logarithms.
 
-    Attributes
-    ----------
-    dtype : str
-        NumPy's name of the type.
-    smallest : float
-        What stands for a smaller probability in logarithms. Where a format rounds to zero, it is
-        about the geometric mean of the probabilities that it rounds so.
+    Where a format rounds to zero, it is about the geometric mean of what it rounds so.
     """
 
     dtype: str
@@ -157,13 +106,7 @@ class NumberFormat:
         return self.corrected(self.decode(name, arrays))
 
     def checked(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Decode probabilities of a client.
-
-        Raises
-        ------
-        NotOnSimplexError
-            If a row is further from the simplex than rounding explains.
-        """
+        """Decode probabilities of a client; refuse rows off the simplex beyond rounding."""
         decoded = self.decode(name, arrays)
         check_simplex(decoded, name, self.tolerance(decoded.shape[-1]))
         return self.corrected(decoded)
@@ -180,8 +123,7 @@ class RoundedFormat(NumberFormat):
 class EightBitFormat(RoundedFormat):
     """Square roots of probabilities in 256 levels between the smallest and the largest.
 
-    Small probabilities matter, because methods take logarithms. Levels of the square roots are
-    dense near zero, and the smallest entry is exact.
+    Levels of the square roots are dense near zero, which matters in logarithms.
     """
 
     LEVELS = 255
@@ -220,13 +162,7 @@ NUMBER_FORMATS: dict[str, NumberFormat] = {
 
 @dataclass(frozen=True)
 class DueProbabilities(ExpectedArray):
-    """Specification of probabilities of a reply, with rows on the simplex.
-
-    Attributes
-    ----------
-    number_format : NumberFormat
-        How they are encoded.
-    """
+    """Specification of probabilities of a reply, with rows on the simplex."""
 
     number_format: NumberFormat = field(kw_only=True)
 

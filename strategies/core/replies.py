@@ -1,7 +1,6 @@
 """Arrays and numbers of messages: how they are encoded, decoded and checked.
 
-Nothing in a reply is trusted. Its sender, the names, shapes and types of its arrays, and every
-number are compared with what was requested. A reply that differs is dropped with the reason.
+Nothing in a reply is trusted. One that differs from what was requested is dropped with the reason.
 """
 
 import math
@@ -10,15 +9,36 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from strategies.core.declarations import Sent
-from strategies.core.records import Payload, arrays_of, record_of
 from strategies.core.versions import installed_versions, refusal
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+Payload = Mapping[str, Array]
+"""Named arrays in encoded form. An array for several clients is one object."""
+
+
+def record_of(message: Message, name: str, kind: type[Record]) -> Record:
+    """Return a record of a message; an empty one if it has none of that name and kind."""
+    found = message.content.get(name) if message.has_content() else None
+    return found if isinstance(found, kind) else kind()
+
+
+def arrays_of(message: Message) -> Payload:
+    """Return the encoded arrays of a message; none if it failed."""
+    return record_of(message, "arrays", ArrayRecord)
+
+
+def release_arrays(message: Message) -> None:
+    """Release the arrays of a message that has been read, which is in reference cycles."""
+    record_of(message, "arrays", ArrayRecord).clear()
+
 
 Arrays = Mapping[str, NDArray[Any]]
 """Named arrays of a message."""
@@ -46,34 +66,21 @@ class TooFewRepliesError(RuntimeError):
 
 @dataclass(frozen=True)
 class ExpectedArray:
-    """Specification of an array of a reply.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Its shape.
-    dtype : str
-        NumPy's name of its data type.
-    at_most : bool
-        Whether it may have fewer rows than `shape`, if only the client knows their number.
-    """
+    """Specification of an array of a reply."""
 
     shape: tuple[int, ...]
+    """Its shape."""
     dtype: str = "float32"
+    """NumPy's name of its data type."""
     at_most: bool = False
+    """Whether it may have fewer rows than `shape`, if only the client knows their number."""
 
     def parts(self, name: str) -> Mapping[str, "ExpectedArray"]:
         """Return the specification of the arrays in which it is sent: by default itself."""
         return {name: self}
 
     def value(self, name: str, parts: Arrays) -> NDArray[Any]:
-        """Return the array from those in which it was sent.
-
-        Raises
-        ------
-        InvalidReplyError, NotOnSimplexError
-            If its values are invalid.
-        """
+        """Return the array from those in which it was sent."""
         return parts[name]
 
     def admits(self, shape: tuple[int, ...]) -> bool:
@@ -88,18 +95,13 @@ class Metric(Sent):
     """A number that the clients of a method report, recorded per client and round.
 
     Its name is in kebab case, and its column has underscores. What `Sent` says of it counts too.
-
-    Attributes
-    ----------
-    averaged : bool
-        Whether the row of the round has the mean over clients, as ``NAME_mean``.
-    low, high : float
-        Allowed range, both ends included.
     """
 
     averaged: bool = True
+    """Whether the row of the round has the mean over clients, as ``NAME_mean``."""
     low: float = -LARGEST_LOSS
     high: float = LARGEST_LOSS
+    """Allowed range, both ends included."""
     required: bool = field(default=False, kw_only=True)
 
     @property
@@ -110,50 +112,22 @@ class Metric(Sent):
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's reply that passed the checks.
-
-    Attributes
-    ----------
-    partition_id : int
-        The client that replied.
-    arrays : dict of str to ndarray
-        The named arrays of the reply.
-    metrics : dict of str to float
-        The declared numbers of the reply.
-    answers : bytes
-        Which test images the model gets right, see `strategies.core.answers`; empty for none.
-    """
+    """A client's reply that passed the checks."""
 
     partition_id: int
+    """The client that replied."""
     arrays: dict[str, NDArray[Any]]
+    """The named arrays of the reply."""
     metrics: dict[str, float]
+    """The declared numbers of the reply."""
     answers: bytes = b""
+    """Which test images the model gets right, see `strategies.core.masks`; empty for none."""
 
 
 def read_reply(
-    message: Message,
-    partition_id: int,
-    due: Mapping[str, ExpectedArray],
-    metrics: Iterable[Metric],
+    message: Message, partition_id: int, due: Mapping[str, ExpectedArray], metrics: Iterable[Metric]
 ) -> Reply:
-    """Read a reply after checking that it is what was requested.
-
-    Parameters
-    ----------
-    message : Message
-        The reply as received.
-    partition_id : int
-        The client that was addressed.
-    due : mapping of str to ExpectedArray
-        The required arrays; no others are allowed.
-    metrics : iterable of Metric
-        The allowed metrics.
-
-    Raises
-    ------
-    InvalidReplyError, NotOnSimplexError
-        If the client failed or the reply is not what was requested.
-    """
+    """Read a reply after checking its sender, versions, arrays and metrics."""
     if message.has_error():
         raise InvalidReplyError(error_reason(message))
     info = record_of(message, "info", ConfigRecord)
@@ -197,13 +171,7 @@ def _forget(encodings: "weakref.ref[Encodings]", key: int, _gone: object) -> Non
 
 
 def require_array(name: str, value: object) -> None:
-    """Refuse what a method sends if it is no array of numbers.
-
-    Raises
-    ------
-    TypeError
-        With the name and the type.
-    """
+    """Refuse what a method sends if it is no array of numbers. Raises `TypeError`."""
     dtype = getattr(value, "dtype", None)
     if dtype is None or getattr(dtype, "kind", "f") not in "biuf":
         kind = f"a {type(value).__name__}" if dtype is None else f"an array of {dtype}"
@@ -218,13 +186,7 @@ def encoded(arrays: Arrays) -> Payload:
 
 
 def decoded(payload: Payload) -> dict[str, NDArray[Any]]:
-    """Decode arrays of the server.
-
-    Raises
-    ------
-    ValueError
-        If a number is not finite, which a training would spread.
-    """
+    """Decode arrays of the server; refuse NaN and infinity, which a training would spread."""
     arrays = {name: array.numpy() for name, array in payload.items()}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
@@ -236,27 +198,10 @@ def decoded(payload: Payload) -> dict[str, NDArray[Any]]:
 
 
 def checked_arrays(arrays: Payload, due: Mapping[str, ExpectedArray]) -> dict[str, NDArray[Any]]:
-    """Decode the arrays of a reply after checking that they are what was requested.
+    """Decode the arrays of a reply after checking names, shapes, types and values against `due`.
 
     Names, shapes and sizes are compared before decoding, so that an oversized reply costs the
     server no more than receiving it.
-
-    Parameters
-    ----------
-    arrays : mapping of str to Array
-        Encoded arrays as received.
-    due : mapping of str to ExpectedArray
-        The required arrays; no others are allowed.
-
-    Returns
-    -------
-    dict of str to ndarray
-        The decoded arrays, all finite and within `LARGEST_NUMBER`.
-
-    Raises
-    ------
-    InvalidReplyError, NotOnSimplexError
-        If a name, shape or type differs, or a value is not finite, too large or off the simplex.
     """
     if wrong := [name for name, array in due.items() if not isinstance(array, ExpectedArray)]:
         raise TypeError(
@@ -302,15 +247,7 @@ def _checked_array(name: str, array: Array, due: ExpectedArray) -> NDArray[Any]:
 
 
 def checked_metrics(numbers: Mapping[str, Any], allowed: Iterable[Metric]) -> dict[str, float]:
-    """Return the numbers of a reply after checking that each was requested.
-
-    A metric may be missing: clients with differential privacy report none.
-
-    Raises
-    ------
-    InvalidReplyError
-        If a name is not declared, or a value is not a number in its range.
-    """
+    """Return the numbers of a reply after checking that each was requested and is in its range."""
     metrics = {metric.name: metric for metric in allowed}
     unknown = sorted(numbers.keys() - metrics.keys())
     if unknown:

@@ -17,34 +17,23 @@ NEW_CLIENTS = "new_clients"
 
 @dataclass
 class RoundRecord:
-    """The results of one round.
-
-    Attributes
-    ----------
-    server_round : int
-        The round, counted from 1 over the whole run.
-    row : dict
-        The row of the round, with accuracies.
-    clients : list of dict
-        One row per client that was evaluated, sampled or failed in this round, with accuracies.
-    matrices : dict of str to ndarray
-        The method's matrices after the round, such as ``coefficients`` (N, N).
-    tables : dict of str to list of dict
-        The rows to write, by table, and ``rounds`` last. Those of ``rounds`` and ``clients`` are
-        without accuracies, which follow from the table of evaluations.
-    state : mapping of str to ndarray
-        The server's state, from which the run can be resumed.
-    global_model : mapping of str to ndarray
-        The global model, if the method wants that of each round to be saved.
-    """
+    """The results of one round."""
 
     server_round: int
+    """The round, counted from 1 over the whole run."""
     row: dict[str, Any]
+    """The row of the round, with accuracies."""
     clients: list[dict[str, Any]] = field(default_factory=list)
+    """One row per client that was evaluated, sampled or failed in this round, with accuracies."""
     matrices: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """The method's matrices after the round, such as ``coefficients`` (N, N)."""
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """The rows to write, by table, and ``rounds`` last. Those of ``rounds`` and ``clients`` are
+    without accuracies, which follow from the table of evaluations."""
     state: Arrays = field(default_factory=dict)
+    """The server's state, from which the run can be resumed."""
     global_model: Arrays = field(default_factory=dict)
+    """The global model, if the method wants that of each round to be saved."""
 
 
 class Observer:
@@ -52,14 +41,10 @@ class Observer:
 
     The run directory, trackers and the progress bar are observers. The run directory writes an
     event down before it tells the others.
-
-    Attributes
-    ----------
-    reads_log : bool
-        Whether the lines of Flower's log go to `line_logged` and not to the terminal.
     """
 
     reads_log = False
+    """Whether the lines of Flower's log go to `line_logged` and not to the terminal."""
 
     def run_started(self, run: Any) -> None:
         """Handle the start or the continuation of a run, a `fedkd_flwr.runs.Run`."""

@@ -1,9 +1,7 @@
 """The safeguard: each client also trains alone, and would deploy the better model or a blend.
 
-A method may give a client less than it reaches alone. A client with a safeguard trains a private
-model beside that of the method, as the method `local` would. Validation data choose one of both
-models, or the coefficients of a sum of their logits. Nothing of the private model is sent. The
-server learns the counts of an evaluation, and the weight of the method's model.
+Validation data choose. Nothing of the private model is sent but the counts of an evaluation, and
+the weight of the method's model.
 """
 
 from collections.abc import Mapping
@@ -11,30 +9,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from strategies.core.counts import LARGEST_COUNT, EvaluatedModel, metric_name
 from strategies.core.declarations import Data
+from strategies.core.metrics import LARGEST_COUNT, EvaluatedModel, metric_name
 from strategies.core.replies import InvalidReplyError, Metric
 from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SettingsGroup
 
 
 class SafeguardSettings(SettingsGroup):
-    """A private model of each client beside the method's, and how both are weighed.
-
-    Attributes
-    ----------
-    mode : str
-        What a client would deploy: ``none`` for the method's model alone, ``choose`` for the
-        better of this and its private model, ``blend`` for a weighted sum of their logits.
-        Validation data decide.
-    learning_rate : float
-        Learning rate of the private model; 0 for ``learning-rate``.
-    momentum : float
-        Momentum of the private model; -1 for ``momentum``.
-    """
+    """A private model of each client beside the method's, and how both are weighed."""
 
     mode: Annotated[Literal["none", "choose", "blend"], ANY_ON_NODES] = "none"
+    """What a client would deploy: ``none`` for the method's model alone, ``choose`` for the better
+    of this and its private model, ``blend`` for a weighted sum of their logits. Validation data
+    decide."""
     learning_rate: Annotated[float, OnNodes(0, 1)] = Field(default=0.0, ge=0)
+    """Learning rate of the private model; 0 for ``learning-rate``."""
     momentum: Annotated[float, OnNodes(-1, 0.99)] = Field(default=-1.0, ge=-1, lt=1)
+    """Momentum of the private model; -1 for ``momentum``."""
 
     @classmethod
     def key_of(cls, name: str) -> str:
@@ -47,13 +38,7 @@ class SafeguardSettings(SettingsGroup):
         return self.mode != "none"
 
     def check(self, noise_multiplier: float) -> None:
-        """Refuse a safeguard beside DP-SGD, by the noise multiplier of the training.
-
-        Raises
-        ------
-        ValueError
-            If both are on: the counts of an evaluation would be of a model without noise.
-        """
+        """Refuse a safeguard beside DP-SGD, which does not cover its counts."""
         if self.is_on and noise_multiplier:
             raise ValueError(
                 f"safeguard = {self.mode} reports counts of a model that is trained without noise, "
@@ -76,12 +61,7 @@ SAFEGUARD_WEIGHT = "safeguard-weight"
 SAFEGUARD_METRICS = (
     *(
         Metric(
-            name,
-            averaged=False,
-            low=0,
-            high=LARGEST_COUNT,
-            inputs=(Data.TEST,),
-            through_model=True,
+            name, averaged=False, low=0, high=LARGEST_COUNT, inputs=(Data.TEST,), through_model=True
         )
         for name in (SAFEGUARDED_LOST, METHOD_LOST)
     ),
@@ -101,13 +81,7 @@ SAFEGUARD_COLUMNS = ("safeguarded_accuracy", "private_accuracy", "safeguard_weig
 
 
 def check_safeguarded(metrics: Mapping[str, float]) -> None:
-    """Refuse impossible numbers of a safeguard in metrics whose counts have been checked.
-
-    Raises
-    ------
-    InvalidReplyError
-        If one is missing, or they contradict each other.
-    """
+    """Refuse missing or contradictory numbers of a safeguard, in metrics with checked counts."""
     counts = [metric_name(model, "test", "correct") for model in ("own", *GUARDED)]
     of_safeguard = [*counts[1:], *(metric.name for metric in SAFEGUARD_METRICS)]
     reported = [name for name in of_safeguard if name in metrics]

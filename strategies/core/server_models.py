@@ -9,13 +9,7 @@ from strategies.core.replies import Arrays
 
 
 class ServerModels(Protocol):
-    """The models of a run on the server; strategies handle them as vectors by kind.
-
-    Attributes
-    ----------
-    names : tuple of str
-        The distinct architectures of the run.
-    """
+    """The models of a run on the server; strategies handle them as vectors by kind."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -32,28 +26,12 @@ class ServerModels(Protocol):
         """Return the smallest number of features of the run's models and of a shared one."""
 
     def initial(self, number: int = 0, name: str = "") -> Arrays:
-        """Return fresh weights.
-
-        Parameters
-        ----------
-        number : int
-            Number of the draw; 0 is the initial global model.
-        name : str
-            The architecture; empty for the first of the run.
-        """
+        """Return fresh weights; draw 0 of the first architecture is the initial global model."""
 
     def initial_shared(self, name: str = "", width: int = 0) -> Arrays:
-        """Return fresh weights of a model that clients hold beside their private one.
+        """Return fresh weights of a shared model, drawn apart from those of private models.
 
-        They are drawn apart from those of private models, so that no client's two models start
-        equal.
-
-        Parameters
-        ----------
-        name : str
-            The architecture; empty for the first of the run.
-        width : int
-            Its number of features, reached by a projection before the head; 0 for that of the run.
+        A `width` other than 0 is reached by a projection before the head.
         """
 
     def shapes(self, name: str) -> NDArray[Any]:
@@ -75,29 +53,10 @@ class ServerModels(Protocol):
         learning_rate: float,
         optimizer: str = "adam",
     ) -> dict[str, NDArray[Any]]:
-        """Train a model towards probabilities on any public samples of the server.
+        """Train a model towards a teacher (n, K), rows on the simplex, on public samples (n,).
 
-        Parameters
-        ----------
-        name : str
-            Architecture of the model.
-        model : mapping of str to ndarray
-            Initial weights; not modified.
-        samples : ndarray
-            Shape (n,), positions in the public set.
-        teacher : ndarray
-            Shape (n, K), rows on the simplex.
-        server_round : int
-            Determines the batches.
-        steps, batch_size, learning_rate : int, int, float
-            Number of steps, public samples per step, and step size.
-        optimizer : str
-            ``adam`` or ``sgd``.
-
-        Returns
-        -------
-        dict of str to ndarray
-            The trained model, or the initial one if training diverged.
+        Return the trained model, or the initial one if training diverged. The round determines the
+        batches.
         """
 
     def train_feature_generator(
@@ -113,29 +72,10 @@ class ServerModels(Protocol):
         batch_size: int,
         learning_rate: float,
     ) -> dict[str, NDArray[Any]]:
-        """Train the generator of features against the heads of models, as FedGen does.
+        """Train FedGen's generator against the heads of R models; see `strategies.fedgen`.
 
-        Parameters
-        ----------
-        generator : mapping of str to ndarray
-            See `strategies.fedgen.FedGenState`; not modified.
-        models : sequence of mapping of str to ndarray
-            R models of the run's architecture.
-        shares : ndarray
-            Shape (R, K), the weight of each model for a class.
-        class_shares : ndarray
-            Shape (K,), the probabilities by which classes are drawn.
-        server_round : int
-            Determines the draws.
-        diversity : float
-            Weight of the diversity of features.
-        steps, batch_size, learning_rate : int, int, float
-            Steps of Adam, features per step, and step size.
-
-        Returns
-        -------
-        dict of str to ndarray
-            The trained generator, or the given one if training diverged.
+        `shares` (R, K) weigh the models for each class, classes are drawn by `class_shares` (K,),
+        and `diversity` weighs that of features. Return the given generator if training diverged.
         """
 
     def train_prototypes(
@@ -147,25 +87,8 @@ class ServerModels(Protocol):
         epochs: int,
         learning_rate: float,
     ) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
-        """Train the generator of global prototypes on those of the clients, as FedTGP does.
+        """Train FedTGP's generator on the prototypes (M, d) and classes (M,) that clients sent.
 
-        Parameters
-        ----------
-        generator : mapping of str to ndarray
-            See `strategies.fedtgp.FedTGPState`; not modified.
-        sent : sequence of (ndarray, ndarray)
-            For each client the prototypes that it sent, (M, d), and their classes, (M,).
-        margin : float
-            Added to the distance of a prototype to that of its class.
-        epochs : int
-            Passes over the clients, with one step of gradient descent each.
-        learning_rate : float
-            Its step size.
-
-        Returns
-        -------
-        dict of str to ndarray
-            The trained generator.
-        ndarray
-            The prototypes that it generates, (K, d).
+        One step of gradient descent for each client and epoch. Return the generator, and the
+        prototypes that it generates, (K, d).
         """

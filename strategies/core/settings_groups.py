@@ -30,26 +30,14 @@ class OnNodes:
 
     ``Annotated[float, OnNodes(0, 1)]``. A setting that says nothing, or `DEFAULT_ON_NODES`, has to
     have its default there. One with `NO_EFFECT_ON_RESULTS` may have any value.
-
-    Attributes
-    ----------
-    low, high : float or str
-        The smallest and the largest number, or keys of the node config that have them.
     """
 
     low: float | str = -math.inf
     high: float | str = math.inf
+    """The smallest and the largest number, or keys of the node config that have them."""
 
     def accepts(self, value: Any, node: Mapping[str, Any]) -> bool:
-        """Return whether a value, or each of several numbers, lies in the range.
-
-        Parameters
-        ----------
-        value : object
-            Of the setting. Values that are no numbers are accepted.
-        node : mapping
-            The values of the node config.
-        """
+        """Return whether a value, or each of several, lies in the range on a node."""
         low, high = (
             node[limit] if isinstance(limit, str) else limit for limit in (self.low, self.high)
         )
@@ -150,18 +138,7 @@ class SettingsGroup(BaseModel):
         return values
 
     def outside(self, node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield the flat keys whose values a node accepts in approved runs alone.
-
-        Parameters
-        ----------
-        node : mapping
-            The values of the node config.
-
-        Yields
-        ------
-        tuple of str
-            The key, and what the node accepts: ``its default``, ``from 0 to 1``.
-        """
+        """Yield keys whose values a node accepts in approved runs alone, and others."""
         values = self.flat()
         for key, field in self.fields_by_key().items():
             allowed = on_nodes(field)
@@ -189,20 +166,7 @@ class SettingsGroup(BaseModel):
 
 
 class NoneOfTheAllowedError(ValueError):
-    """A word that a setting does not allow.
-
-    Parameters
-    ----------
-    allowed : collection of str
-        The words that it allows.
-    given : str
-        The word that was given; a similar allowed word is suggested.
-
-    Attributes
-    ----------
-    allowed : list of str
-        The words that it allows.
-    """
+    """A word that a setting does not allow; a similar allowed word is suggested."""
 
     def __init__(self, allowed: Collection[str], given: str) -> None:
         self.allowed = list(allowed)
@@ -214,15 +178,7 @@ class NoneOfTheAllowedError(ValueError):
 
 
 def first_refused(error: ValidationError, named: Callable[[str], str]) -> str:
-    """Return the first refused value of a group, and why.
-
-    Parameters
-    ----------
-    error : ValidationError
-        The error of the group.
-    named : callable
-        How the message names a field.
-    """
+    """Return the first refused value of a group, named by `named`, and why."""
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
     reason = reason.replace("a valid tuple", "a text, or a list of texts")
@@ -230,28 +186,14 @@ def first_refused(error: ValidationError, named: Callable[[str], str]) -> str:
 
 
 def one_of(value: str, allowed: Collection[str]) -> str:
-    """Return a word that is one of the allowed.
-
-    Raises
-    ------
-    NoneOfTheAllowedError
-        If it is not.
-    """
+    """Return a word that is one of the allowed. Raises `NoneOfTheAllowedError` if it is not."""
     if value in allowed:
         return value
     raise NoneOfTheAllowedError(allowed, value)
 
 
 def fitting(pattern: str, allowed: str) -> AfterValidator:
-    """Return a validator of a text that a regular expression fits as a whole.
-
-    Parameters
-    ----------
-    pattern : str
-        The regular expression.
-    allowed : str
-        What it fits, for the error message: ``auto, cpu, cuda or cuda:N``.
-    """
+    """Return a validator of a text that a pattern fits as a whole; `allowed` says what it fits."""
 
     def check(value: str) -> str:
         if re.fullmatch(pattern, value):
@@ -296,15 +238,7 @@ def zero_or_at_least(smallest: float) -> AfterValidator:
 
 
 def all_numbers(is_allowed: Callable[[float], bool], allowed: str) -> AfterValidator:
-    """Return a validator of one or more numbers, each of them allowed.
-
-    Parameters
-    ----------
-    is_allowed : callable
-        Whether a number is.
-    allowed : str
-        Which numbers are, for the error message: ``above 0``.
-    """
+    """Return a validator of one or more numbers, each of them allowed; `allowed` says which."""
 
     def check(numbers: tuple[float, ...]) -> tuple[float, ...]:
         if numbers and all(map(is_allowed, numbers)):
@@ -312,3 +246,16 @@ def all_numbers(is_allowed: Callable[[float], bool], allowed: str) -> AfterValid
         raise ValueError(f"it should be one or more numbers {allowed}, separated by commas")
 
     return AfterValidator(check)
+
+
+@dataclass(frozen=True)
+class SearchRange:
+    """The range in which ``fedkd tune`` looks for a setting: ``Annotated[float, SearchRange(…)]``.
+
+    With `log`, values are spread over orders of magnitude. Where the best value lies at an edge,
+    the search widens the range within the limits of the setting.
+    """
+
+    low: float
+    high: float
+    log: bool = False

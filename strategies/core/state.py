@@ -36,27 +36,12 @@ class OtherStateError(ValueError):
 
 
 def unsaved() -> Any:
-    """Declare a field that is not saved, by default an empty tuple.
-
-    A run that is interrupted repeats its last round, and so computes the field again. A client has
-    the field while it serves a message.
-    """
+    """Declare a field that is not saved, and so is computed again after an interruption."""
     return field(default=(), metadata={"unsaved": True})
 
 
 def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a dataclass or a dict by their names.
-
-    Parameters
-    ----------
-    value : dataclass or mapping
-        A state, or a part of it.
-
-    Raises
-    ------
-    TypeError
-        If a part is of another kind than a state may hold.
-    """
+    """Return the arrays of a state, or of a part of it, by their names."""
     arrays: dict[str, NDArray[Any]] = {}
     parts = (
         value
@@ -78,19 +63,7 @@ def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
 def read_state(kind: type[AnyState], arrays: Arrays) -> AnyState:
     """Return the state whose `named_arrays` were saved. Fields with a default may be missing.
 
-    Parameters
-    ----------
-    kind : type of State
-        The method's dataclass.
-    arrays : mapping of str to ndarray
-        The saved arrays, which are copied.
-
-    Raises
-    ------
-    OtherStateError
-        If an array is missing, or is not part of the state.
-    TypeError
-        If the dataclass has a field of another type than a state may have.
+    Raises `OtherStateError` if an array is missing, or is not part of the state.
     """
     state: AnyState = _read(kind, _nested(arrays), "")
     for name in arrays.keys() - named_arrays(state).keys():
@@ -104,7 +77,6 @@ def saved_fields(kind: Any) -> list[Any]:
 
 
 def _nested(arrays: Arrays) -> dict[str, Any]:
-    """Return arrays as nested dicts, by the parts of their names."""
     tree: dict[str, Any] = {}
     for name, array in arrays.items():
         *path, last = name.split("/")
@@ -146,3 +118,28 @@ def _read_fields(kind: Any, tree: dict[str, Any], name: str) -> Any:
             if f.name in tree or (f.default is MISSING and f.default_factory is MISSING)
         }
     )
+
+
+# ---- Growing runs: more clients when a run is continued --------------------------------------
+
+
+def padded(rows: NDArray[Any], size: int, value: float = 0) -> NDArray[Any]:
+    """Extend an array over clients, (M, …), to N clients, whose entries are `value`."""
+    widths = [(0, size - len(rows))] + [(0, 0)] * (rows.ndim - 1)
+    return np.pad(rows, widths, constant_values=value)
+
+
+def with_means(rows: NDArray[Any], size: int) -> NDArray[Any]:
+    """Extend rows of clients, (M, …), to size N: who joins has the mean of the others, if any."""
+    if not len(rows) or len(rows) == size:
+        return rows
+    mean = rows.mean(axis=0, dtype=np.float64, keepdims=True).astype(rows.dtype)
+    return np.concatenate([rows, np.repeat(mean, size - len(rows), axis=0)])
+
+
+def with_equal_weights(weights: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Extend weights (M, M) to N clients: who joins has 1/N, and rows sum to 1."""
+    before = len(weights)
+    grown = np.full((size, size), 1 / size)
+    grown[:before, :before] = weights * (before / size)
+    return grown

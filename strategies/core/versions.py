@@ -1,8 +1,7 @@
-"""Versions of the packages that server and nodes install themselves, and what a difference means.
+"""Versions of packages that server and nodes install themselves, and what a difference means.
 
-The app's code comes with every run, its packages do not. A reply of a node whose ``flwr`` or
-``fedkd-flwr`` has another major or minor version than the server's is not used. Any other
-difference is logged: another PyTorch can change the last digits of a node's numbers.
+A reply of a node with another major or minor version of ``flwr`` or ``fedkd-flwr`` is not used. Any
+other difference is logged: another PyTorch can change the last digits.
 """
 
 from collections.abc import Mapping
@@ -37,6 +36,7 @@ def as_text(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {found}" for name, found in versions.items())
 
 
+@cache
 def as_sent() -> str:
     """Return this machine's versions as a node sends them."""
     return as_text(installed_versions())
@@ -49,16 +49,9 @@ def from_text(text: str) -> dict[str, str]:
 
 
 def refusal(ours: Mapping[str, str], sent: str) -> str:
-    """Return why replies of a node with other versions are not used; empty if they are.
+    """Return why replies of a node with the versions `sent` are not used; empty if they are.
 
     Packages that the node does not name are not compared: the strategies serve other clients too.
-
-    Parameters
-    ----------
-    ours : mapping of str to str
-        The server's versions by package.
-    sent : str
-        The node's, as `as_text` writes them.
     """
     theirs = from_text(sent)
     named = [name for name in REQUIRED_ALIKE if name in theirs]
@@ -76,7 +69,6 @@ def difference(ours: Mapping[str, str], sent: str) -> str:
 
 
 def _minor(found: str) -> list[str]:
-    """Return the major and minor number of a version."""
     return found.split(".")[:2]
 
 

@@ -1,7 +1,4 @@
-"""The search network: every edge mixes all candidate operations (DARTS, section 2.2).
-
-A discrete architecture is derived from its architecture weights.
-"""
+"""The search network: every edge mixes all candidate operations (DARTS, section 2.2)."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -10,10 +7,23 @@ import torch
 from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
-from fedkd_flwr.models.darts.genotype import Choice, Genotype, Node, SearchSpace
-from fedkd_flwr.models.darts.operations import build_operation
-from fedkd_flwr.models.darts.settings import CELL_INPUTS, NONE, POOLING, SupernetSettings
-from fedkd_flwr.models.darts.skeleton import CellInputs, CellPlan, Stem, plan_cells
+from fedkd_flwr.models.darts.genotype import (
+    CELL_INPUTS,
+    NONE,
+    POOLING,
+    Choice,
+    Genotype,
+    Node,
+    SearchSpace,
+    SupernetSettings,
+)
+from fedkd_flwr.models.darts.operations import (
+    CellInputs,
+    CellPlan,
+    Stem,
+    build_operation,
+    plan_cells,
+)
 
 INITIAL_ALPHA_SCALE = 1e-3
 """Standard deviation of initial architecture weights, which mix nearly equally."""
@@ -25,8 +35,7 @@ MixingWeights = Sequence[Sequence[Tensor]]
 class MixedOperation(nn.Module):
     """One edge: the weighted sum of its candidate operations (DARTS, equation 2).
 
-    Poolings are followed by batch normalization, so that all candidates have the same scale. The
-    operations are in the order of the columns of alpha.
+    Poolings are followed by batch normalization, so that all candidates have the same scale.
     """
 
     def __init__(self, channels: int, stride: int, operations: tuple[str, ...]) -> None:
@@ -43,11 +52,7 @@ class MixedOperation(nn.Module):
         self._columns = [column for column, name in enumerate(operations) if name != NONE]
 
     def forward(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """Mix the candidates.
-
-        From (N, channels, h, w) to (N, channels, ceil(h/stride), ceil(w/stride)). There is one
-        scalar weight per candidate, "none" included: the softmax of the edge's row of alpha.
-        """
+        """Mix the candidates, with one scalar weight for each, "none" included."""
         mixed: Tensor | None = None
         for column, operation in zip(self._columns, self.candidates.values(), strict=True):
             output = operation(x)
@@ -78,10 +83,7 @@ class SearchCell(nn.Module):
         )
 
     def forward(self, before_last: Tensor, last: Tensor, weights: MixingWeights) -> Tensor:
-        """Return the inner nodes, concatenated: (N, nodes * channels, h, w).
-
-        The mixing weights have one row per edge.
-        """
+        """Return the inner nodes, concatenated: (N, nodes * channels, h, w)."""
         states: list[Tensor] = self.inputs(before_last, last)
         edges = zip(self.edges, weights, strict=True)
         for _ in range(self.nodes):
@@ -94,10 +96,8 @@ class SearchCell(nn.Module):
 class Supernet(nn.Module):
     """Network that contains every candidate network, and the weights that select among them.
 
-    Maps float32 images (N, channels, height, width) to logits (N, classes). Initial weights come
-    from PyTorch's global generator. `alpha_normal` and `alpha_reduce`, each (edges, operations),
-    are the architecture weights of all normal and of all reduction cells. They have these names in
-    the state dict.
+    `alpha_normal` and `alpha_reduce`, each (edges, operations), are the architecture weights of
+    normal and of reduction cells, under these names in the state dict.
     """
 
     def __init__(self, settings: SupernetSettings, shape: Shape, classes: int) -> None:
@@ -147,12 +147,9 @@ Rule = Literal["two-edges", "every-edge"]
 def derive_genotype(supernet: Supernet, rule: Rule = "two-edges") -> Genotype:
     """Return the strongest architecture according to a supernet's alpha.
 
-    "two-edges" is the rule of DARTS, section 2.4: each edge is as strong as the softmax weight of
-    its strongest operation other than "none", and each node keeps its two strongest edges.
-    "every-edge" is the rule of FedKMA, figure 3: each edge keeps the operation with the largest
-    alpha, and is removed if that is "none". A node that would lose all its edges keeps its
-    strongest one, so that the network stays connected. Edges of a node in the order of their
-    sources. Of equal weights, the first is chosen. Raises `ValueError` if the rule is unknown.
+    "two-edges" is the rule of DARTS, section 2.4: each node keeps the two edges with the strongest
+    operation other than "none". "every-edge" is the rule of FedKMA, figure 3: each edge keeps its
+    strongest operation, and is removed if that is "none", unless the node would lose all.
     """
     if rule not in get_args(Rule):
         raise ValueError(f"unknown rule {rule!r}; choose one of {', '.join(get_args(Rule))}")
@@ -184,3 +181,74 @@ def _derive_cell(alpha: Tensor, settings: SupernetSettings, rule: Rule) -> tuple
         )
         first = edges.stop
     return tuple(nodes)
+
+
+class FixedNode(nn.Module):
+    """An inner node: the sum of one operation on each of its edges."""
+
+    def __init__(self, choices: Node, plan: CellPlan) -> None:
+        super().__init__()
+        self.operations = nn.ModuleList(
+            build_operation(
+                operation,
+                plan.channels,
+                stride=2 if plan.reduces and source < CELL_INPUTS else 1,
+                affine=True,
+            )
+            for operation, source in choices
+        )
+        self._sources = [choice.source for choice in choices]
+
+    def forward(self, states: list[Tensor]) -> Tensor:
+        """Return the node's state (N, channels, h, w) from the states before it."""
+        terms = [
+            operation(states[source])
+            for operation, source in zip(self.operations, self._sources, strict=True)
+        ]
+        return sum(terms[1:], start=terms[0])
+
+
+class FixedCell(nn.Module):
+    """A cell with one operation on each kept edge."""
+
+    def __init__(self, plan: CellPlan, nodes: tuple[Node, ...]) -> None:
+        super().__init__()
+        self.inputs = CellInputs(plan, affine=True)
+        self.nodes = nn.ModuleList(FixedNode(choices, plan) for choices in nodes)
+
+    def forward(self, before_last: Tensor, last: Tensor) -> Tensor:
+        """Return the inner nodes, concatenated: (N, nodes * channels, h, w)."""
+        states: list[Tensor] = self.inputs(before_last, last)
+        for node in self.nodes:
+            states.append(node(states))
+        return torch.cat(states[CELL_INPUTS:], dim=1)
+
+
+class FixedNetwork(nn.Module):
+    """Network of one genotype, in the size of the search space's supernet."""
+
+    def __init__(self, search_space: SearchSpace, shape: Shape, classes: int) -> None:
+        super().__init__()
+        settings, genotype = search_space.settings, search_space.genotype
+        stem_channels = settings.stem_multiplier * settings.channels
+        plans = list(
+            plan_cells(settings.channels, settings.cells, genotype.nodes, settings.stem_multiplier)
+        )
+        self.stem = Stem(shape[0], stem_channels, settings.stem_stride, affine=True)
+        self.cells = nn.ModuleList(
+            FixedCell(plan, genotype.reduce if plan.reduces else genotype.normal) for plan in plans
+        )
+        self.classifier = nn.Linear(genotype.nodes * plans[-1].channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, classes) of images (N, channels, height, width)."""
+        before_last = last = self.stem(images)
+        for cell in self.cells:
+            before_last, last = last, cell(before_last, last)
+        logits: Tensor = self.classifier(last.mean(dim=(2, 3)))
+        return logits
+
+
+def darts_fixed(shape: Shape, classes: int, search_space: SearchSpace) -> FixedNetwork:
+    """Build the network of a search space's genotype with its supernet's channels and cells."""
+    return FixedNetwork(search_space, shape, classes)

@@ -1,10 +1,10 @@
-"""Personalized models as files: weights in safetensors, and a small JSON card beside them."""
+"""Personalized models as files, weights with a JSON card beside them, and their use on images."""
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from logging import WARNING
 from pathlib import Path
@@ -17,16 +17,14 @@ from torch import nn
 
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.custom_objects.importing import is_custom
-from fedkd_flwr.data.folders import class_names
+from fedkd_flwr.data.decoding import Levels, decode_images
+from fedkd_flwr.data.folders import class_names, image_files
 from fedkd_flwr.data.registry import Shape
-from fedkd_flwr.data.scaling import Scaling
+from fedkd_flwr.data.scaling import Scaling, scaling_from
 from fedkd_flwr.files import replacing
-from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.custom_models import checked_custom_model
-from fedkd_flwr.models.darts.genotype import Genotype, SearchSpace
-from fedkd_flwr.models.darts.settings import SupernetSettings
-from fedkd_flwr.models.estimator_model import EstimatorModel
-from fedkd_flwr.models.estimators import estimator_to_read, is_estimator
+from fedkd_flwr.models.build import build_model, checked_custom_model
+from fedkd_flwr.models.darts.genotype import Genotype, SearchSpace, SupernetSettings
+from fedkd_flwr.models.estimators import EstimatorModel, estimator_to_read, is_estimator
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.training.blending import Blend, BlendedModel
@@ -54,12 +52,7 @@ def model_card(
     metrics: Mapping[str, float],
     shared_model: str = "",
 ) -> dict[str, Any]:
-    """Return the metadata that a reader of a model's weights needs.
-
-    `data_path` is the client's own data, whose folders name the classes; empty for a share of the
-    data set. `scaling` is how its samples were scaled. `shared_model` is the architecture of a
-    second model, if the file holds an `Ensemble` of both.
-    """
+    """Return the metadata that a reader of a model's weights needs."""
     card: dict[str, Any] = {
         "model": model_name,
         "run-id": run_id,
@@ -87,11 +80,7 @@ def model_card(
 
 
 def save_personalized_model(model: nn.Module, card: Mapping[str, Any], folder: Path) -> Path:
-    """Write a model and its card, both completely or not at all.
-
-    The folder gets ``<partition-id>.safetensors``, which is returned, and ``<partition-id>.json``;
-    it is made if missing. The files are for their owner alone.
-    """
+    """Write a model and its card, both completely or not at all."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{card['partition-id']}.safetensors"
     # Clones: the format has no tensors that share memory, as two buffers may.
@@ -113,24 +102,8 @@ def round_folder(folder: Path, server_round: int) -> Path:
     return folder / f"round-{server_round:06d}"
 
 
-def models_of_round(folder: str | Path, server_round: int) -> dict[int, Path]:
-    """Return each client's model at the end of a round, of a run with ``keep-best``.
-
-    The best round is ``summary["validation_round"]["round"]``. By partition-id; of a client that
-    was not evaluated in that round, the model before it.
-    """
-    files: dict[int, Path] = {}
-    for file in sorted(Path(folder).expanduser().glob("round-*/*.safetensors")):
-        if _round_of(file) <= server_round:
-            files[int(file.stem)] = file
-    return dict(sorted(files.items()))
-
-
 def keep_only_best(folder: Path, partition_id: int, best_round: int) -> None:
-    """Remove a client's models of all rounds but the best so far, before it writes another.
-
-    A best round of 0 stands for none.
-    """
+    """Remove a client's models of all rounds but the best so far, before it writes another."""
     files = sorted(folder.glob(f"round-*/{partition_id}.safetensors"))
     kept = [file for file in files if _round_of(file) <= best_round][-1:]
     for file in files:
@@ -173,11 +146,7 @@ def _round_of(file: Path) -> int:
 
 
 def read_card(path: str | Path) -> dict[str, Any]:
-    """Return the card beside a personalized model.
-
-    Raises `FileNotFoundError` if the weights or the card are missing; `ValueError` if the card is
-    cut off, or is no card.
-    """
+    """Return the card beside a personalized model."""
     weights = Path(path).expanduser()
     described = weights.with_suffix(".json")
     for file in (weights, described):
@@ -288,11 +257,7 @@ def load_model(
 
 
 def require_shapes(build: Callable[[], nn.Module], weights: Path) -> None:
-    """Refuse a model with other tensors than its file, before it takes memory.
-
-    A card may come from somebody else, and name a shape for which a model has gigabytes. Raises
-    `RuntimeError` as of ``load_state_dict``.
-    """
+    """Refuse a model with other tensors than its file, before it takes memory."""
     with safe_open(weights, "pt") as file:
         empty = {
             name: torch.empty(file.get_slice(name).get_shape(), device="meta")
@@ -304,12 +269,54 @@ def require_shapes(build: Callable[[], nn.Module], weights: Path) -> None:
 
 
 def exported_models(models: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the models of all runs below a node's folder with their cards, by run and round.
-
-    A warning names a model that is left out, since its card is missing or cut off.
-    """
+    """Yield the models of all runs below a node's folder with their cards, by run and round."""
     for path in sorted(models.glob("*/round-*/*.safetensors")):
         try:
             yield path, read_card(path)
         except (FileNotFoundError, ValueError) as error:
             log(WARNING, "%s is left out: %s", path, error)
+
+
+BATCH = 256  # images that are decoded and classified at a time
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about one image."""
+
+    file: Path
+    label: str
+    probability: float
+
+
+def files_at(paths: Sequence[Path]) -> list[Path]:
+    """Return the images among some paths: files as they are, and those below folders."""
+    found = []
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"there is no image or folder {path}")
+        found += image_files(path) if path.is_dir() else [path]
+    if not found:
+        raise FileNotFoundError(f"there is no image in {', '.join(map(str, paths))}")
+    return found
+
+
+@torch.inference_mode()
+def predict(model_path: Path, files: Sequence[Path], builder: Any = None) -> list[Prediction]:
+    """Classify images with a personalized model on the CPU."""
+    card, model = read_card(model_path), load_model(model_path, builder)
+    shape = tuple(card["shape"])
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise ValueError(f"{model_path} takes samples of shape {shape}, which are no images")
+    scaled = scaling_from(card.get("preprocessing", {}))
+    levels = Levels(**card.get("levels", {}))
+    names = card.get("class-names") or [str(k) for k in range(card["classes"])]
+    predictions = []
+    for start in range(0, len(files), BATCH):
+        part = files[start : start + BATCH]
+        encoded = [file.read_bytes() for file in part]
+        decoded = decode_images(encoded, shape, list(map(str, part)), levels)
+        best = torch.softmax(model(scaled(decoded.images)), dim=1).max(dim=1)
+        answers = zip(part, best.indices.tolist(), best.values.tolist(), strict=True)
+        predictions += [Prediction(file, names[k], probability) for file, k, probability in answers]
+    return predictions
