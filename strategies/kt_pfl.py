@@ -24,10 +24,10 @@ Differences from the paper
 - With client sampling a teacher is mixed from the repliers only, with the client's row renormalized
   over them. Coefficients of absent clients do not change.
 - The released implementation is not followed elsewhere. It fits c by squared error through
-  ``softmax(5 w)``, which stays near uniform. It has T = 10 and twice the rounds for KT-pFL, and
-  T = 1 for the other methods. It averages the divergence over classes too. It has warm-up epochs,
-  private batches of 16, 5,000 public samples and steps of 0.02. Its accuracy is a mean over batches
-  of 8.
+  ``softmax(5 w)``, which stays nearer to uniform. It has T = 10 and twice the rounds for KT-pFL,
+  and T = 1 for the other methods. It averages the divergence over classes too. It has warm-up
+  epochs, private batches of 16, 5,000 public samples and steps of 0.02. It leaves public images at
+  0 to 255, as ``public-scaling = "raw"`` does. Its accuracy is a mean over batches of 8.
 - The paper has no new clients. Here a new client trains and predicts, takes the step of Eq. 7 on
   its own row with the teachers of the training clients, and distills its mixture.
 """

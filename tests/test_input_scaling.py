@@ -16,6 +16,7 @@ from fedkd_flwr.data.clients import (
     client_indices,
     load_client,
     public_pool,
+    public_set,
     scaling_of_plan,
 )
 from fedkd_flwr.data.registry import DataError
@@ -137,6 +138,23 @@ def test_pixels_and_floats_have_no_statistics_in_common(names):
     with pytest.raises(DataError, match="floats has floating-point numbers and digits has pixels"):
         check_data(DataPlan(settings, 2), public_size=10)
     check_data(DataPlan(settings.model_copy(update={"input_scaling": "symmetric"}), 2), 10)
+
+
+def test_public_images_can_stay_raw(tmp_path):
+    raw = DataPlan(DataSettings(public_scaling="raw", max_samples=300), 2)
+    scaled = DataPlan(DataSettings(max_samples=300), 2)
+    assert public_pool(raw).max() == 255
+    torch.testing.assert_close(public_pool(raw) / 127.5 - 1, public_pool(scaled))
+    assert torch.equal(load_client(raw, 0).train_images, load_client(scaled, 0).train_images)
+    pixels = public_set(raw)[:20, 0].numpy()
+    write_image_folder(tmp_path / "own", pixels, [0, 1] * 10)
+    assert load_client(raw, 0, str(tmp_path / "own")).in_public == 20
+
+
+def test_floats_have_no_raw_pixels():
+    settings = DataSettings(dataset="digits", public_dataset=f"{HERE}:floats", public_scaling="raw")
+    with pytest.raises(DataError, match="leaves images at 0 to 255, and the public samples are"):
+        check_data(DataPlan(settings, 2), public_size=10)
 
 
 def skewed(seed=0):

@@ -1,6 +1,7 @@
 """KT-pFL's mathematics against independent derivations."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,6 +80,27 @@ def test_whole_step_equals_autograd_and_projection():
     np.testing.assert_allclose(
         strategy.updated_block(start, predictions, shares), expected, rtol=1e-6
     )
+
+
+def test_the_released_rule_scales_the_gradients_of_squared_errors(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "results" / "sweeps")
+    from released_rule import ReleasedKTpFL
+
+    rng = np.random.default_rng(3)
+    s, c = random_simplex(rng, 4, 30, 5), random_simplex(rng, 4, 4)
+    strategy = strategy_with_clients(ReleasedKTpFL, rho=0.6)
+    found = strategy.updated_block(c, s, None)
+    for n, row in enumerate(found):
+        weights = torch.tensor(c[n], requires_grad=True)
+        error = torch.tensordot(weights, torch.tensor(s), 1) - torch.tensor(s[n])
+        (error.square().mean() + 0.6 * (weights - 1 / 4).square().mean()).backward()
+        gradient = weights.grad.numpy()
+        # The logarithm undoes the softmax but for a constant.
+        step = c[n] - np.log(row) / 5
+        scales = (step - step.mean()) / (gradient - gradient.mean())
+        power = np.log(scales.mean()) / np.log(5)
+        assert scales == pytest.approx(scales.mean()) and power == pytest.approx(round(power))
+        assert 0.002 < scales.mean() * np.abs(gradient).mean() <= 0.05
 
 
 def test_the_step_of_some_weighs_them_by_their_share_of_all_samples():

@@ -195,7 +195,7 @@ DATA_KEYS = (
     *(
         key
         for key in DataSettings.flat_keys()
-        if key not in (*KEYS_WITHOUT_EFFECT, "input-scaling")
+        if key not in (*KEYS_WITHOUT_EFFECT, "input-scaling", "public-scaling")
     ),
     "num-clients",
     "new-clients",

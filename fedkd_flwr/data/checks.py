@@ -30,7 +30,7 @@ from fedkd_flwr.data.registry import (
     DataFormat,
     is_function,
 )
-from fedkd_flwr.data.scaling import Symmetric, unscaled
+from fedkd_flwr.data.scaling import Symmetric, scaled_as_public, unscaled
 from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images
 from fedkd_flwr.data.splits import read_split
@@ -71,6 +71,7 @@ def _lines_about(plan: DataPlan, public_size: int) -> Iterator[Line]:
             yield WARNING, f"samples-per-class = {asked}, and there are only {most} for a client"
     if public_size:
         require_pool(public_pool_size(settings), public_size)
+        scaled_as_public(settings, public_set(plan)[:1], scaling_of_plan(plan))
         if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
             yield from _lines_about_public_set(settings)
     if is_own:

@@ -40,6 +40,7 @@ from fedkd_flwr.data.registry import (
 from fedkd_flwr.data.scaling import (
     Scaling,
     Symmetric,
+    scaled_as_public,
     scaling_of,
     standardized_by_column,
     statistics_in,
@@ -237,7 +238,8 @@ class _Loaded:
 
     @cached_property
     def public_images(self) -> Tensor:
-        return scaling_of_plan(self.plan)(public_set(self.plan)).to(self.plan.device)
+        samples, scaling = public_set(self.plan), scaling_of_plan(self.plan)
+        return scaled_as_public(self.plan.settings, samples, scaling).to(self.plan.device)
 
 
 def public_set(plan: DataPlan) -> Tensor:
@@ -365,7 +367,7 @@ def _build_client(
     parts = parts_by_content(own.keys, settings.split, partition_id, own.folders, kind)
     positions = _with_evaluated_split(parts, settings)
     scaling = _scaling_of_node(plan, own.images, statistics)
-    in_public = number_in_common(public, scaling(own.images))
+    in_public = number_in_common(public, scaled_as_public(settings, own.images, scaling))
     return ClientData(own, positions, scaling, device, public, own.classes, in_public)
 
 

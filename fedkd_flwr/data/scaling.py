@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedkd_flwr.data.decoding import to_float
 from fedkd_flwr.data.registry import SYMMETRIC, DataError, reads_data
-from fedkd_flwr.data.settings import AUTO, DataSettings
+from fedkd_flwr.data.settings import AS_PRIVATE, AUTO, DataSettings
 from fedkd_flwr.data.sources import load_images
 
 LEAST_DIVISOR = 0.001
@@ -131,6 +131,21 @@ def scaling_of(settings: DataSettings) -> Scaling:
         return Symmetric()
     found = load_images(settings.dataset, settings.data_root, settings.data_format)
     return STANDARDIZED[settings.input_scaling](found.images)
+
+
+def scaled_as_public(settings: DataSettings, samples: Tensor, scaling: Scaling) -> Tensor:
+    """Return samples (n, ...) scaled as public ones are, where `scaling` is that of private ones.
+
+    Raises `DataError` if pixels should keep their range from 0 to 255, and the samples have none.
+    """
+    if settings.public_scaling == AS_PRIVATE:
+        return scaling(samples)
+    if samples.is_floating_point() and len(samples):
+        raise DataError(
+            f"public-scaling = {settings.public_scaling} leaves images at 0 to 255, and the public "
+            f"samples are other numbers; set public-scaling to {AS_PRIVATE}"
+        )
+    return samples.to(torch.float32)
 
 
 def statistics_in(path: str, columns: int) -> Standardized:

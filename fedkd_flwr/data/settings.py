@@ -35,6 +35,8 @@ from strategies.core.settings_groups import (
 
 AUTO = "auto"  # the value of settings that depend on the data set
 
+AS_PRIVATE = "as-private"  # the public-scaling of samples that are scaled like private ones
+
 BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
 """What ``client-split = auto`` stands for, with a built-in data set and with own data."""
 
@@ -110,6 +112,9 @@ class DataSettings(SettingsGroup):
     """``held-out`` (an unlabeled part of the data set), ``none``, or another data set."""
     held_out_size: Annotated[int, ANY_ON_NODES] = Field(default=200, ge=0)
     """Samples held out for the public set."""
+    public_scaling: Annotated[Literal["as-private", "raw"], ANY_ON_NODES] = "as-private"
+    """How public images are scaled: ``as-private``, or ``raw``, which leaves pixels at 0 to 255
+    whatever `input_scaling` is, as KT-pFL's released code does."""
 
     def resolved(self) -> "DataSettings":
         """Return the settings with those filled in that ``auto`` leaves to a built-in data set."""
