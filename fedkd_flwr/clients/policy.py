@@ -181,7 +181,7 @@ class NodePolicy(SettingsGroup):
             With the setting and its range, or the key of the node config that forbids it.
         """
         run, settings = configuration.run, configuration.settings
-        if fixes_noise(configuration) and not self.trust_server:
+        if not self.trust_server and fixes_noise(configuration):
             raise PolicyError(OWN_NOISE)
         if not (self.trust_server or self.approves(run_config or configuration.flat())):
             if not self._allows_method(run):
