@@ -62,8 +62,7 @@ SIDES = {
 """Sets over which a safeguard's two sides are counted together."""
 GUARDED = list(itertools.chain(*SIDES.values()))
 OTHER_SIZES = (
-    ", (a CNN|fixed cells|all images|600 epochs|matched split|printed split|mixed"
-    "|raw public images)$"
+    ", (a CNN|fixed cells|mixed|raw public images|all images|600 epochs|(matched|printed) split)$"
 )
 """What ``papers.csv`` adds to the data of a paper's cell."""
 
