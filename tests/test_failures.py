@@ -340,3 +340,21 @@ def test_two_hundred_rounds_of_fifty_clients_with_every_fifth_reply_lost(strateg
         f"{strategy}: {run.summary['seconds']:.0f} s, {warm:.0f} MB warm, {end:.0f} MB at the end"
     )
     assert end - warm < 30, memories[::10]
+
+
+def test_a_node_that_did_not_answer_in_time_is_asked_again(small, tmp_path, logged):
+    class SlowGrid(InProcessGrid):
+        asked = 0
+
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages, timeout=timeout)
+            if not messages or messages[0].metadata.message_type != "query":
+                return replies
+            self.asked += 1
+            return [r for r in replies if self.asked > 1 or r.metadata.src_node_id != 1002]
+
+    finished, _ = run_with(client_app, small, tmp_path / "run", SlowGrid)
+    assert list(finished.rounds["replies"]) == [3, 4]
+    assert [line for line in logged() if "Excluded" in line] == [
+        "Excluded: node 1002 did not answer in time"
+    ]

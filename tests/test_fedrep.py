@@ -91,3 +91,10 @@ def test_a_model_of_one_layer_is_trained_as_under_local_and_nothing_is_sent(smal
     _, local = witnessed(small, tmp_path / "local", strategy="local")
     assert all(not arrays for arrays in (*run.up.values(), *run.down.values()))
     np.testing.assert_allclose(finished.clients["loss"], local.clients["loss"], rtol=1e-4)
+
+
+def test_momentum_of_the_head_alone_is_kept(small):
+    client = client_of({**small, "momentum": 0.9})
+    client.train(client.model_arrays(), 1, "train")
+    kept = client.session.memory.load("optimizer")
+    assert [tensor.shape for tensor in kept.values()] == [(10, 100), (10,)]

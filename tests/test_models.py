@@ -1,12 +1,14 @@
 """Models: shapes, published parameter counts, gradients, errors; and who gets which."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import fedkd_flwr
 from fedkd_flwr.models.build import build_model, num_parameters
 from fedkd_flwr.models.darts.genotype import SearchSpace, SupernetSettings
 from fedkd_flwr.models.features import (
@@ -242,3 +244,25 @@ def test_a_model_of_the_common_width_is_not_changed():
     before = head_of(model)
     assert head_of(with_common_width(model, 100)) is before
     assert fold_into(of_width("mlp"), model).state_dict().keys() == model.state_dict().keys()
+
+
+FASHION = Path(__file__).parents[2] / "shared/data/zalando-datasets/fashion_mnist"
+
+
+def accuracy_of_alexnet(steps: int, folder: Path, **data: str | int) -> float:
+    """Return the accuracy after some steps on a client's data, with default settings."""
+    one = {"strategy": "local", "models": "alexnet", "partition": "iid", "num-clients": 1}
+    settings = {**one, "num-server-rounds": 1, "local-iterations": steps, "public-dataset": "none"}
+    run = fedkd_flwr.run({**settings, **data, "device": "cpu"}, output_dir=folder / "run")
+    return run.summary["last_round"]["accuracy_mean"]
+
+
+def test_alexnet_trains_with_default_settings(tmp_path: Path) -> None:
+    assert accuracy_of_alexnet(60, tmp_path) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FASHION.exists(), reason="needs Fashion-MNIST beside the project")
+def test_alexnet_trains_on_fashion_mnist(tmp_path: Path) -> None:
+    data = {"dataset": "fashion-mnist", "data-root": str(FASHION.parents[1]), "max-samples": 8000}
+    assert accuracy_of_alexnet(200, tmp_path, **data) > 0.6

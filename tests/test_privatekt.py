@@ -135,3 +135,21 @@ def test_the_buffer_forgets_and_epsilon_adds_up(small, tmp_path):
     np.testing.assert_array_equal(teachers[0], teachers[1])
     np.testing.assert_allclose(np.sum(teachers, axis=2), 1, atol=1e-5)
     assert not np.array_equal(teachers[0], teachers[2])
+
+
+def test_noise_is_secret_unless_it_has_a_seed(small, tmp_path):
+    small |= {"num-server-rounds": 1, "privatekt.knowledge-samples": 20}
+    sent = {
+        (seed, number): labels_in(
+            witnessed(small, tmp_path / f"{seed}{number}", **{"soft-predictions.noise-seed": seed})[
+                1
+            ]
+        )
+        for seed in (0, -1)
+        for number in (1, 2)
+    }
+    same = {
+        seed: all(np.array_equal(sent[seed, 1][key], sent[seed, 2][key]) for key in sent[seed, 1])
+        for seed in (0, -1)
+    }
+    assert same == {0: True, -1: False}
