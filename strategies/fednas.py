@@ -32,7 +32,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from strategies.core.declarations import ALPHAS, SUPERNET_SENT
+from strategies.core.declarations import ALPHAS
 from strategies.core.method_record import Paper
 from strategies.core.settings_groups import SearchRange
 from strategies.method import Results
@@ -66,7 +66,6 @@ class FedNAS(ParameterStrategy):
             arxiv="2004.08546",
         ),
         settings_type=FedNASSettings,
-        sends=SUPERNET_SENT,
         trains_new_clients=False,
     )
     settings: FedNASSettings

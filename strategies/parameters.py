@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
-from strategies.core.declarations import BUFFERS, MODEL_SENT, SUPERNET_SENT
+from strategies.core.declarations import BUFFERS, MODEL_SENT
 from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.method_record import Need
 from strategies.core.metrics import TRAIN_LOSS
@@ -252,8 +252,6 @@ class SharedModelStrategy(ParameterStrategy):
         settings_type=SharedModelSettings,
         evaluates_trained_model=True,
         evaluates=(),
-        # The shared model may be a supernet.
-        sends=SUPERNET_SENT,
     )
     settings: SharedModelSettings
     server_models: ServerModels

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.declarations import ALPHAS, SUPERNET_SENT
+from strategies.core.declarations import ALPHAS
 from strategies.core.mixing import MIXINGS
 from strategies.core.plan import Settings
 from strategies.core.probabilities import equal_weights
@@ -58,7 +58,7 @@ class SupernetStrategy(ParameterStrategy):
     A method overrides `sharing_rows` and `new_sharing_rows`, the weights of the mixtures.
     """
 
-    record = ParameterStrategy.record.derived(settings_type=SearchSettings, sends=SUPERNET_SENT)
+    record = ParameterStrategy.record.derived(settings_type=SearchSettings)
     settings: SearchSettings
     state: SupernetState
 

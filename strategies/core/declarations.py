@@ -53,10 +53,8 @@ WEIGHTS = "weights"  # network weights
 BUFFERS = "buffers"  # running statistics of batch normalization, which are averaged but not trained
 ALPHAS = "alphas"  # architecture weights of a search
 
-MODEL_SENT = (of_model(WEIGHTS), Sent(BUFFERS))
+MODEL_SENT = (of_model(WEIGHTS), Sent(BUFFERS), of_model(ALPHAS))
 """What clients send of a model. Its statistics are those of training images themselves."""
-
-SUPERNET_SENT = (*MODEL_SENT, of_model(ALPHAS))  # what clients send of a supernet
 
 
 LayerChoice = slice | Literal["without-batch-norm"]
