@@ -38,7 +38,7 @@ SHARES = (
 )  # fmt: skip
 FRACTIONAL = (*SHARES, "accuracy", "trained", "best", "worst", "theirs")
 SIGNED = (
-    "gain", "fmnist", "cifar10", "difference", "alone", "guarded",
+    "gain", "fmnist", "cifar10", "difference", "alone", "guarded", "change",
 )  # fmt: skip
 HEADINGS = {
     "gain": "over local, points",

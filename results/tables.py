@@ -7,6 +7,7 @@ Accuracies are in percent and gains over `local` with the same seed in points. `
 import functools
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -80,6 +81,11 @@ PARTS = ("first half", "later", "last tenth", "last")
 GROUPS = "fedkma/trained-groups"
 SUPERNETS = (GROUPS, "fedkma/trained-drawn", "fedkma/figure-8", "fedkma/tables-small")
 """Sets of the figures of papers; a teacher of the last tenth is not of the last round."""
+
+ATTACKS = "robustness/digits"
+INSIDERS = 2
+"""Clients that attack in the runs on robustness, the first ones."""
+PREDICTING = ("kt-pfl", "sim-pfl", "fedmd", "perfed-ckt")
 
 Row = dict[str, Any]
 
@@ -180,7 +186,12 @@ def set_rows(name: str) -> list[Row]:
 
 def sets() -> list[Row]:
     """Return the rows of all sets that no other table has."""
-    elsewhere = (*ESTIMATORS, "new-clients/fashion-mnist", *(f"{TUNED}-{end}" for end in ENDS))
+    elsewhere = (
+        *ESTIMATORS,
+        "new-clients/fashion-mnist",
+        "robustness/digits",
+        *(f"{TUNED}-{end}" for end in ENDS),
+    )
     with ProcessPoolExecutor() as pool:
         names = [name for name in set_names() if name not in elsewhere and CURVE not in name]
         found = pool.map(set_rows, names)
@@ -541,6 +552,46 @@ def safeguard_sides() -> Iterator[Row]:
         yield row
 
 
+# ---- Attacks -------------------------------------------------------------------------------
+
+
+def robustness() -> Iterator[Row]:
+    """Yield the accuracy of the clients that never attack, without and with two insiders."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    runs = sorted(read_set(ATTACKS), key=lambda run: run.config["seed"])
+    for run in runs:
+        clients = run.last_evaluations.reset_index()
+        others = clients[clients["partition_id"] >= INSIDERS]
+        _, attacked, name = run.config["strategy"].rpartition(":")
+        key = name.replace("_", "-"), defense_of(run)
+        found[key]["attacked" if attacked else "honest"].append(others["accuracy"].mean())
+    for (method, defense), own in found.items():
+        honest, attacked = own["honest"], own["attacked"]
+        stopped = len(honest) - len(attacked) if method != REFERENCE else 0
+        if stopped:
+            attacked = []
+        yield {
+            "method": method,
+            "defense": defense,
+            "seeds": len(honest),
+            **mean_and_spread("honest", honest),
+            **(mean_and_spread("attacked", attacked) if attacked else {}),
+            "stopped": stopped,
+            **in_points("change", effect_of(np.subtract(attacked, honest)) if attacked else None),
+            **makers(runs),
+        }
+
+
+def defense_of(run: Run) -> str:
+    """Return the mixing of a run, or what bounds the updates that a plain mean gets."""
+    config = run.config
+    of_predictions = config["strategy"].rpartition(":")[2].replace("_", "-") in PREDICTING
+    mixing = config["soft-predictions.mixing" if of_predictions else "mixing"]
+    if of_predictions or mixing != "mean":
+        return str(mixing)
+    return f"mean, update-cap {config['update-cap']:g}" if config["update-cap"] else "mean, no cap"
+
+
 # ---- Investigations, and writing ----------------------------------------------------------
 
 
@@ -563,7 +614,7 @@ MADE: dict[str, Callable[[], Iterable[Row] | pd.DataFrame]] = {
     table.__name__.replace("_", "-"): table
     for table in (
         benchmark, answers, counts, ranks, learning_curve, fresh, sets, papers, paper_figures,
-        safeguard, safeguard_sides, kinds, items, investigations,
+        safeguard, safeguard_sides, kinds, robustness, items, investigations,
     )
 }  # fmt: skip
 """The tables that are made from runs, the last two from the others; those by hand have a source."""

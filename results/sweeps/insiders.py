@@ -38,7 +38,7 @@ def with_insiders(name: str, attack: Any) -> Method:
     """Return a built-in method whose first clients attack."""
     method = METHODS[name]
 
-    class Insider(method.client):  # type: ignore[misc]
+    class Insider(method.client):  # type: ignore[misc, name-defined]
         """A client that does what its method asks for, and alters its reply if it is an insider."""
 
         def train(self, received: Arrays, server_round: int, phase: str) -> TrainReply:
