@@ -132,7 +132,7 @@ def test_the_site_loads_nothing_from_elsewhere_and_ships_no_code(tmp_path):
     assert {tag for page in pages for tag in LOADED.findall(page.read_text())} == set()
     shipped = {path.suffix for path in tmp_path.rglob("*")} | {p.name for p in tmp_path.rglob("*")}
     assert shipped & {".py", ".pyc", ".xz", ".jsonl", "__pycache__"} == set()
-    notebook = (tmp_path / "notebooks" / "kt_pfl" / "index.html").read_text()
+    notebook = (tmp_path / "notebooks" / "coefficient_matrix" / "index.html").read_text()
     assert "<math " in notebook and r"\sum" not in notebook
     table = (tmp_path / "benchmark-table" / "index.html").read_text()
     assert table.count("<tr>") == len(
