@@ -23,11 +23,13 @@ from fedkd_flwr.bundles.approved import Approval, add
 from fedkd_flwr.bundles.approved_runs import digest_of_run
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
+from fedkd_flwr.clients import fedrep
 from fedkd_flwr.clients.audit import AUDIT
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PrivacyLedger, epsilon_of_trainings
 from fedkd_flwr.data import sources
 from fedkd_flwr.models.vectors import model_vectors
+from fedkd_flwr.training.loop import epoch_batches
 from strategies.core import privacy
 from strategies.core.privacy import noised_predictions, privacy_spent
 
@@ -347,6 +349,17 @@ def take_the_difference_of_two_runs(silo):
     """With one seed they differed in one batch; now each run has batches of its own."""
     sent = [arrays_of(silo.send(message={"run-id": run}))["predictions"] for run in ("a1", "a2")]
     assert np.abs(sent[0] - sent[1]).max() > 1e-4
+    silo.node["allow-methods"] = "fedrep"
+    drawn = []
+
+    def epochs(*arguments):
+        drawn.append([batch.tolist() for batch in epoch_batches(*arguments)])
+        return map(torch.tensor, drawn[-1])
+
+    with patch.object(fedrep, "epoch_batches", epochs):
+        for run in ("a3", "a4"):
+            silo.send(message={"run-id": run}, strategy="fedrep", models="mlp")
+    assert len(drawn) == 2 and drawn[0] != drawn[1]
 
 
 def find_training_images_by_a_mask(silo):
@@ -560,6 +573,8 @@ def provoke_errors(silo):
         silo.send(arrays={"teacher": np.zeros((1, 1), np.float32)}),
         silo.send(message={"server-round": "first"}),
         silo.send(**{"image-shape": "9,9,9"}),
+        silo.send(**{"own-settings": "my.day = 2020-01-01"}),
+        silo.send(**{"own-settings": f"my.list = {'[' * 5000}"}),
     ]
     for answer in answers:  # `send` has checked that no name of a file or folder is in them
         assert re.fullmatch(
@@ -621,6 +636,18 @@ STEPS = [
 def test_no_private_data_leaves_by_run_config_alone(step, silo, monkeypatch):
     monkeypatch.chdir(silo.folder)
     step(silo)
+
+
+def test_a_node_draws_the_same_batches_again_in_one_message(silo):
+    """`moon` and `fedntd` gather what belongs to the samples of a batch beside it."""
+    silo.node["allow-methods"] = "fedntd"
+    config = {**silo.config, "strategy": "fedntd", "models": "mlp"}
+    clients = [build_client(Context(1, 1, dict(silo.node), RecordDict(), config)) for _ in range(2)]
+    once, again, other = (
+        [batch.tolist() for batch in client.session.private_positions(1, 50)]
+        for client in (clients[0], clients[0], clients[1])
+    )
+    assert once == again and once != other
 
 
 def test_the_page_has_a_row_for_each_step():

@@ -77,12 +77,21 @@ CLIENT_APP_PROGRAM = "fedkd-clientapp"
 """The program that `fedkd_flwr.bundles.guard.run_client_app` is installed as."""
 
 
+SECRET_OPTION = "--superexec-auth-secret-file"  # of a SuperNode and its SuperExec
+
+
 def new_folder(arguments: Sequence[str]) -> Path:
     """Return an empty folder for unpacked bundles, which this user alone can read.
 
-    Each start with the same arguments, such as the address of the SuperNode, empties it.
+    Each start with the same arguments, such as the address of the SuperNode, empties it. The file
+    of the secret does not count: `start_node` makes a new one each time.
     """
-    folder: Path = flower.get_flwr_home() / "approved" / digest_of(repr(arguments).encode())[:16]
+    named = [
+        one
+        for option, one in zip(["", *arguments], arguments, strict=False)
+        if option != SECRET_OPTION
+    ]
+    folder: Path = flower.get_flwr_home() / "approved" / digest_of(repr(named).encode())[:16]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     return folder
@@ -139,7 +148,7 @@ def start_node(options: Sequence[str], port: int, *, fresh_processes: bool = Fal
     with TemporaryDirectory(prefix="fedkd-node-") as folder:
         secret = Path(folder) / "secret"
         secret.write_bytes(secrets.token_bytes(32))
-        shared = ["--superexec-auth-secret-file", str(secret)]
+        shared = [SECRET_OPTION, str(secret)]
         isolated = ["--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
         fresh = ["--fresh-processes"] if fresh_processes else []
         address = ["--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]

@@ -64,7 +64,7 @@ class MethodClient(Protocol):
     train: Callable[[Arrays, int, str], TrainReply]
     evaluated: Callable[[Arrays, int], Evaluated]
     predict: Callable[[nn.Module, Tensor], Tensor]
-    generator: Callable[[str, int], np.random.Generator]
+    private_generator: Callable[[str, int], np.random.Generator]
 
 
 class Evaluating:
@@ -93,7 +93,7 @@ class Evaluating:
         if loss is None or not epochs:
             return
         client, trained = self.client, self.client.trainable
-        generator = client.generator("fine-tuning-batches", server_round)
+        generator = client.private_generator("fine-tuning-batches", server_round)
         optimizer = self._local.optimizer(model.parameters(), server_round)
 
         def train(epochs: int = 1) -> None:

@@ -2,9 +2,10 @@
 
 import itertools
 import math
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import WARNING
 
 import numpy as np
@@ -49,6 +50,7 @@ class LocalTraining:
     run: RunConfig
     node: Node
     memory: Memory
+    _secret: int = field(default_factory=lambda: secrets.randbits(128), repr=False, compare=False)
 
     def recall(self, folder: MemoryFolder, before_round: int) -> None:
         """Take over the memory from before a round."""
@@ -93,15 +95,20 @@ class LocalTraining:
         return positions if policy.trust_server else joined(positions, policy.min_class_count)
 
     def batch_generator(self, server_round: int) -> np.random.Generator:
-        """Return the generator of a round's batches, secret for a node's own data unless trusted.
-
-        With one seed, two runs could differ in a single batch.
-        """
-        if self.node.data_path and not self.node.policy.trust_server:
-            return np.random.default_rng()
+        """Return the generator of a round's batches, the same each time in one message."""
         order = self.run.training.batch_order
         indices = (server_round, self.node.partition_id, *([order] if order else []))
-        return random_generator(self.run.plan.seed, "batches", *indices)
+        return self.private_generator("batches", *indices)
+
+    def private_generator(self, purpose: str, *indices: int) -> np.random.Generator:
+        """Return a generator of draws among private samples.
+
+        For a node's own data, unless trusted, each message has a secret in place of the run's seed.
+        With one seed, two runs could differ in a single batch.
+        """
+        is_secret = self.node.data_path and not self.node.policy.trust_server
+        seed = self._secret if is_secret else self.run.plan.seed
+        return random_generator(seed, purpose, *indices)
 
     def gradients(
         self, model: nn.Module, num_samples: int, server_round: int, run_id: str

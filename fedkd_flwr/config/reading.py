@@ -207,7 +207,8 @@ def with_own_settings_unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in flat.items() if name != OWN_SETTINGS}
     try:
         own = flatten(tomllib.loads(f"own = {{ {text} }}")["own"])
-    except tomllib.TOMLDecodeError:
+        json.dumps(own)  # neither dates nor times
+    except (tomllib.TOMLDecodeError, RecursionError, TypeError):
         raise ConfigError(
             f"{OWN_SETTINGS} = {text!r}: write it as TOML, such as my-method.mu = 0.1, "
             "my-method.rule = 'mean'."
