@@ -16,13 +16,16 @@ from strategies.core.settings_groups import (
 SMALLEST_NOISE = 0.01
 """Smallest noise multiplier of DP-SGD. Accounting overflows far below, and finds no epsilon."""
 
+LEAST_ON_NODES = 0.5
+"""Its batches may have a single sample, which less noise would not hide."""
+
 
 class DPSGDSettings(SettingsGroup):
     """Differential privacy of training samples, by clipped and noised gradients (DP-SGD)."""
 
-    noise_multiplier: Annotated[float, zero_or_at_least(SMALLEST_NOISE), ANY_ON_NODES] = Field(
-        default=0.0, ge=0, le=1e4
-    )
+    noise_multiplier: Annotated[
+        float, zero_or_at_least(SMALLEST_NOISE), OnNodes(LEAST_ON_NODES, 1e4, off=0)
+    ] = Field(default=0.0, ge=0, le=1e4)
     """sigma, the standard deviation of the noise on the sum of a batch's gradients, as a multiple
     of the clipping norm; 0 for plain training, else at least 0.01."""
     clip_norm: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=1e-6, le=1e6)

@@ -36,16 +36,22 @@ class OnNodes:
     high: float | str = math.inf
     """The smallest and the largest number, or keys of the node config that have them."""
 
+    off: float | None = None
+    """A number besides the range, which turns off what the setting is for."""
+
     def accepts(self, value: Any, node: Mapping[str, Any]) -> bool:
         """Return whether a value, or each of several, lies in the range on a node."""
         low, high = (
             node[limit] if isinstance(limit, str) else limit for limit in (self.low, self.high)
         )
         values = value if isinstance(value, tuple) else [value]
-        return all(low <= one <= high for one in values if isinstance(one, int | float))
+        numbers = [one for one in values if isinstance(one, int | float)]
+        return all(one == self.off or low <= one <= high for one in numbers)
 
     def __str__(self) -> str:
-        return "any" if self == OnNodes() else f"from {self.low} to {self.high}"
+        if self == OnNodes():
+            return "any"
+        return f"{'' if self.off is None else f'{self.off:g}, or '}from {self.low} to {self.high}"
 
 
 ANY_ON_NODES = OnNodes()  # annotation of settings that may have any value on a node
