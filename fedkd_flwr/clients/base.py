@@ -293,14 +293,12 @@ class PersonalClient(NumPyClient):
         return build_optimizer(name, parameters, rate, momentum, weight_decay)
 
     def generator(self, purpose: str, server_round: int) -> np.random.Generator:
-        """Return the client's generator for one purpose in one round, known by the run's seed."""
+        """Return the client's generator for one purpose in one round, known by the run's seed.
+
+        Training batches are drawn by `session.private_generator`, secret for a node's own data.
+        """
         seed = self.session.run.plan.seed
         return random_generator(seed, purpose, server_round, self.partition_id)
-
-    def private_generator(self, purpose: str, server_round: int) -> np.random.Generator:
-        """Return the same for draws of training batches: secret for a node's own data."""
-        local = self.session.local
-        return local.private_generator(purpose, server_round, self.partition_id)
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """Return an array of a message as a tensor on the device."""

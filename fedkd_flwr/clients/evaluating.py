@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 from torch import Tensor, from_numpy, nn
 
 from fedkd_flwr.clients.local_training import LocalTraining
@@ -64,7 +63,6 @@ class MethodClient(Protocol):
     train: Callable[[Arrays, int, str], TrainReply]
     evaluated: Callable[[Arrays, int], Evaluated]
     predict: Callable[[nn.Module, Tensor], Tensor]
-    private_generator: Callable[[str, int], np.random.Generator]
 
 
 class Evaluating:
@@ -93,7 +91,9 @@ class Evaluating:
         if loss is None or not epochs:
             return
         client, trained = self.client, self.client.trainable
-        generator = client.private_generator("fine-tuning-batches", server_round)
+        generator = self._local.private_generator(
+            "fine-tuning-batches", server_round, self._node.partition_id
+        )
         optimizer = self._local.optimizer(model.parameters(), server_round)
 
         def train(epochs: int = 1) -> None:

@@ -90,7 +90,7 @@ class FedALAClient(ParameterClient):
     def weight_epochs(self, server_round: int, most: int) -> Iterator[Iterator[Batch]]:
         """Yield the batches of each epoch for W: the same ones, of a share of the samples."""
         generator, size = (
-            self.private_generator("mixing", server_round),
+            self.session.private_generator("mixing", server_round),
             self.session.run.training.batch_size,
         )
         count = max(1, int(self.settings.sample_share * self.data.num_train))

@@ -35,7 +35,7 @@ class FedRepClient(ParameterClient):
         """Train the head for `head_epochs` and return the mean loss over all samples seen."""
         head, _ = head_and_body(self.model)
         optimizer = self.session.local.optimizer(head, server_round)
-        generator = self.private_generator("head-batches", server_round)
+        generator = self.session.private_generator("head-batches", server_round)
         size = self.session.run.training.batch_size
         epochs = self.settings.head_epochs
         batches = self.session.batches_at(

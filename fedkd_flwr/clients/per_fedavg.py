@@ -77,7 +77,7 @@ class PerFedAvgClient(ParameterClient):
         if self.settings.adaptation == "batch":
             return islice(self.random_batches(purpose, server_round), 1)
         generator, size = (
-            self.private_generator(purpose, server_round),
+            self.session.private_generator(purpose, server_round),
             self.session.run.training.batch_size,
         )
         positions = epoch_batches(self.data.num_train, size, 1, generator)
@@ -85,7 +85,7 @@ class PerFedAvgClient(ParameterClient):
 
     def random_batches(self, purpose: str, server_round: int) -> Iterator[Batch]:
         """Yield endless random private batches."""
-        generator = self.private_generator(purpose, server_round)
+        generator = self.session.private_generator(purpose, server_round)
         size = self.session.run.training.batch_size
         positions = random_batches(self.data.num_train, size, generator)
         return self.session.batches_at(positions)

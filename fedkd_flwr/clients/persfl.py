@@ -184,7 +184,7 @@ class PersFLClient(ParameterClient):
         settings, data = self.settings, self.data
         soft_labels = functional.softmax(teacher_logits / temperature, dim=1)
         optimizer = self.optimizer(self.model.parameters(), settings.distillation_learning_rate)
-        generator = self.private_generator("distillation-batches", server_round)
+        generator = self.session.private_generator("distillation-batches", server_round)
         batch_size = self.session.run.training.batch_size
         candidates: list[Candidate] = []
         for epochs in settings.stretches():

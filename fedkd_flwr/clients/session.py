@@ -8,6 +8,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from safetensors import SafetensorError
 from torch import Tensor, nn, optim
@@ -398,6 +399,10 @@ class Session:
     def private_positions(self, server_round: int, num_samples: int) -> Iterator[Tensor]:
         """Yield the positions of a round's batches among some samples."""
         return iter(self.local.mixed_enough(self.local.positions(num_samples, server_round)))
+
+    def private_generator(self, purpose: str, server_round: int) -> np.random.Generator:
+        """Return a generator of draws among private samples: secret for a node's own data."""
+        return self.local.private_generator(purpose, server_round, self.partition_id)
 
     def batches_at(self, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield private batches of images and labels by their positions."""

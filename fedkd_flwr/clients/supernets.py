@@ -68,7 +68,7 @@ class SupernetClient(ParameterClient):
         for_omega, for_alpha = self.search_samples()
         size, draw = (
             self.session.run.training.batch_size,
-            self.private_generator("alpha-batches", server_round),
+            self.session.private_generator("alpha-batches", server_round),
         )
         alpha_batches = self.batches_of_part(for_alpha, random_batches(len(for_alpha), size, draw))
         omega_positions = self.session.private_positions(server_round, len(for_omega))
