@@ -32,8 +32,10 @@ def test_a_client_model_is_the_one_that_was_evaluated(run):
         assert np.array_equal(run.predict(n, np.asarray(raw)[:, 0]), classes)
     with pytest.raises(ValueError, match=r"client 3 is outside 0\.\.2"):
         run.model(3)
-    with pytest.raises(ValueError, match=r"A sample has shape \(28,\), not \(1, 28, 28\)"):
+    with pytest.raises(ValueError, match=r"have shape \(5, 28\), not \(n, 1, 28, 28\)"):
         run.predict(0, np.zeros((5, 28), dtype=np.uint8))
+    with pytest.raises(ValueError, match=r"torch.float64, and images of this run are whole"):
+        run.predict(0, np.zeros((5, 28, 28)))
 
 
 def test_soft_predictions_are_those_of_the_models_on_the_public_samples(run):

@@ -44,12 +44,21 @@ def predict(run: Run, partition_id: int, samples: ArrayLike) -> NDArray[np.int64
     configuration = recorded_config(run)
     plan = configuration.run.data_plan
     data = load_client(plan, partition_id)
-    scaled = data.scaling(torch.as_tensor(np.asarray(samples)))
+    given, own = torch.as_tensor(np.asarray(samples)), data.samples.images
+    if given.is_floating_point() and not own.is_floating_point():
+        raise ValueError(
+            f"The samples are {given.dtype}, and images of this run are whole numbers from 0 to "
+            "255; if yours are from 0 to 1, pass (255 * images).round().astype('uint8')."
+        )
+    if own.is_floating_point():
+        given = given.to(own.dtype)
     shape = data.public_images.shape[1:] if len(data.public_images) else data.train_images.shape[1:]
-    if scaled.shape[1:] == shape[1:] and shape[0] == 1:
-        scaled = scaled.unsqueeze(1)
-    if scaled.shape[1:] != shape:
-        raise ValueError(f"A sample has shape {tuple(scaled.shape[1:])}, not {tuple(shape)}.")
+    if given.shape[1:] == shape[1:] and shape[0] == 1:
+        given = given.unsqueeze(1)
+    if given.shape[1:] != shape:
+        allowed = ", ".join(map(str, shape))
+        raise ValueError(f"The samples have shape {tuple(given.shape)}, not (n, {allowed}).")
+    scaled = data.scaling(given)
     model = client_model(run, partition_id)
     with computing_in(configuration.run.training.precision, plan.device):
         logits = predict_logits(model.to(plan.device), scaled.to(plan.device))

@@ -221,7 +221,7 @@ class Run:
 
         Samples are as they are before scaling: uint8 images (n, channels, height, width), the
         channel optional in gray ones, or the numbers of a table. Errors are those of `model`, and
-        `ValueError` for another shape.
+        `ValueError` for another shape, and for floating-point numbers where images are whole ones.
 
         Examples
         --------
