@@ -161,7 +161,7 @@ def _models_from_state(
     """Yield the models from the clients' stored state, as they were evaluated."""
     record = configuration.run.method.record
     rounds = len(run.round_rows)
-    export = "run again with models-dir=FOLDER (a sweep with --save-models)"
+    export = "run again with models-dir=FOLDER (a sweep with save_models=True, or --save-models)"
     for n in clients:
         client = build_client(
             InProcessContext(configuration, 0, {"partition-id": n, **TRUSTED_NODE})
