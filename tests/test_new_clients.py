@@ -61,6 +61,14 @@ def new_clients_of(flat):
     return read_config(flat).run.server_plan().new_client_ids
 
 
+def witnessed(flat, folder):
+    """Return a run, what was sent and received in it, and its one new client."""
+    witness = Witness()
+    (new,) = new_clients_of(flat)
+    run, _ = run_with(witness, flat, folder / "run")
+    return run, witness, new
+
+
 class MessageLog:
     """Replies like the real app, and records the messages of each client and round."""
 
@@ -395,9 +403,7 @@ def test_topk_pfl_uses_the_teacher_of_the_most_similar_client(predictions):
 )
 def test_common_teachers_are_sent_and_no_predictions_requested(strategy, teachers, small, tmp_path):
     flat = settings_for(strategy, small)
-    (new,) = new_clients_of(flat)
-    witness = Witness()
-    run, _ = run_with(witness, flat, tmp_path / "run")
+    run, witness, new = witnessed(flat, tmp_path)
     state = read_checkpoint(run.path).state
     assert teachers not in witness.down[1, "train", new]
     np.testing.assert_array_equal(witness.down[2, "train", new][teachers], state["teachers"])
@@ -500,9 +506,7 @@ def test_pfedhn_updates_only_the_embedding():
 
 def test_fedkma_weights_clients_of_the_last_round_by_label_similarity(small, tmp_path):
     flat = settings_for("fedkma", small)
-    (new,) = new_clients_of(flat)
-    witness = Witness()
-    run_with(witness, flat, tmp_path / "run")
+    _, witness, new = witnessed(flat, tmp_path)
     trained = sorted({*range(4)} - {new})
     _, labels = training_data(flat, new)
     distribution = np.bincount(labels, minlength=10) / len(labels)
@@ -517,9 +521,7 @@ def test_fedkma_weights_clients_of_the_last_round_by_label_similarity(small, tmp
 
 def test_hypcluster_uses_the_hypothesis_with_the_lowest_training_loss(small, tmp_path):
     flat = settings_for("hypcluster", small, **{"hypcluster.clusters": 2, "learning-rate": 0.3})
-    (new,) = new_clients_of(flat)
-    witness = Witness()
-    run, _ = run_with(witness, flat, tmp_path / "run")
+    run, witness, new = witnessed(flat, tmp_path)
     hypotheses = witness.down[2, "evaluate", new]["weights"]
     np.testing.assert_array_equal(hypotheses, read_checkpoint(run.path).state["centers/weights"])
     images, labels = training_data(flat, new)
@@ -537,9 +539,7 @@ def test_hypcluster_uses_the_hypothesis_with_the_lowest_training_loss(small, tmp
 
 def test_fedavg_ft_fine_tunes_the_last_global_model(small, tmp_path):
     flat = settings_for("fedavg-ft", small)
-    (new,) = new_clients_of(flat)
-    witness = Witness()
-    run, _ = run_with(witness, flat, tmp_path / "run")
+    run, witness, new = witnessed(flat, tmp_path)
     model = read_checkpoint(run.path).state["model/weights"]
     np.testing.assert_array_equal(witness.down[2, "evaluate", new]["weights"], model)
     (row,) = run.table("new_clients").to_dict("records")
@@ -552,9 +552,7 @@ def test_fedavg_ft_fine_tunes_the_last_global_model(small, tmp_path):
 
 def test_fedproto_regularizes_towards_the_last_prototypes(small, tmp_path):
     flat = settings_for("fedproto", small)
-    (new,) = new_clients_of(flat)
-    witness = Witness()
-    run, _ = run_with(witness, flat, tmp_path / "run")
+    run, witness, new = witnessed(flat, tmp_path)
     prototypes = read_checkpoint(run.path).state["prototypes/prototypes"]
     for key in ((1, "train", new), (2, "train", new), (2, "evaluate", new)):
         np.testing.assert_array_equal(witness.down[key]["prototypes"], prototypes)

@@ -326,7 +326,7 @@ class Exchange:
         """Decode and check replies to messages of earlier rounds, as `valid_replies` does."""
         known = {client.node_id: n for n, client in self._clients.items()}
         came = [message for message in replies if message.metadata.src_node_id in known]
-        self._sent = {node_id: known[node_id] for m in came if (node_id := m.metadata.src_node_id)}
+        self._sent = {m.metadata.src_node_id: known[m.metadata.src_node_id] for m in came}
         return self.valid_replies(came, due, metrics, check)
 
     def require_replies(self, num_valid: int, completed_rounds: int) -> None:
