@@ -95,7 +95,10 @@ def dataset_name(name: str) -> str:
     is_of_hub = name.startswith(HUB) and _HUB_ID.fullmatch(name.removeprefix(HUB))
     if name in DATASETS or is_of_hub or is_function(name):
         return name
-    own = "or your own as hf:ORG/NAME, folder:PATH, clients:PATH or module:object"
+    own = (
+        "or your own as folder:PATH (a folder, CSV or Parquet file), clients:PATH, hf:ORG/NAME or "
+        "module:object"
+    )
     raise NoneOfTheAllowedError([*DATASETS, own], name)
 
 

@@ -366,7 +366,8 @@ def numbers_in(
     left_out = [name for name in schema.names if name not in {*columns, *others}]
     told = f"{owner}: {len(samples)} rows; {len(columns)} columns of numbers ({_listed(columns)})"
     if label:
-        told += f"; {int(labels.max()) + 1} classes ({_listed(classes)}) in {label!r}"
+        names = f" ({_listed(classes)})" if classes else ""
+        told += f"; {int(labels.max()) + 1} classes{names} in {label!r}"
     if left_out:
         told += f"; left out: {_listed(left_out)}"
     groups = [g for table in tables for g in groups_in(table, grouping.column)]
