@@ -16,7 +16,7 @@ SMALL = {"models": "mlp", "num_clients": 3, "num_server_rounds": 2}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    return fedkd_flwr.run(strategy="kt-pfl", output_dir=folder / "kt-pfl", **SMALL)
+    return fedkd_flwr.run(SMALL, strategy="kt-pfl", output_dir=folder / "kt-pfl")
 
 
 def test_a_client_model_is_the_one_that_was_evaluated(run):

@@ -117,8 +117,8 @@ def run(
     Parameters
     ----------
     preset : str, Path or mapping, optional
-        A TOML preset, the name of one that comes with the project, or a flat run config;
-        defaults where left out.
+        A TOML preset, the name of one that comes with the project, or a run config as a mapping,
+        with dashes or underscores; defaults where left out.
     engine : str
         ``in-process`` or ``simulation``.
     output_dir : str or Path, optional
@@ -155,7 +155,7 @@ def run(
     find_engine(engine)
     values = name_objects(_kebab(settings))
     if isinstance(preset, Mapping):
-        values = {**name_objects(preset), **values}
+        values = {**name_objects(_kebab(preset)), **values}
     elif preset:
         values = upon_preset(preset, values)
     if start_from is not None:
