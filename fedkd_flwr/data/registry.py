@@ -96,7 +96,7 @@ def dataset_name(name: str) -> str:
     if name in DATASETS or is_of_hub or is_function(name):
         return name
     own = (
-        "or your own as folder:PATH (a folder, CSV or Parquet file), clients:PATH, hf:ORG/NAME or "
+        "or your own as hf:ORG/NAME, folder:PATH (a folder, CSV or Parquet file), clients:PATH or "
         "module:object"
     )
     raise NoneOfTheAllowedError([*DATASETS, own], name)
