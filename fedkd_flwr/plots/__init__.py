@@ -12,9 +12,7 @@ from fedkd_flwr.plots.methods import (
     plot_accuracy_over_rounds,
     plot_gain_against_bytes,
     plot_gain_over_local,
-    plot_gain_with_safeguard,
     plot_mean_gain,
-    plot_ranks,
     plot_run,
 )
 
@@ -27,11 +25,9 @@ __all__ = [
     "plot_cross",
     "plot_gain_against_bytes",
     "plot_gain_over_local",
-    "plot_gain_with_safeguard",
     "plot_genotype",
     "plot_mean_gain",
     "plot_partition",
-    "plot_ranks",
     "plot_run",
     "plot_sharing",
     "save_figures",
