@@ -9,8 +9,8 @@ from helpers import client_of, run_with
 from test_comparison import write_lines
 
 import fedkd_flwr
+from fedkd_flwr.analysis.client_models import client_data
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.samples import client_data
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config

@@ -10,8 +10,8 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import pdist
 
+from fedkd_flwr.analysis.client_models import label_counts
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.custom_objects.importing import shown_data

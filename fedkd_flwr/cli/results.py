@@ -171,12 +171,6 @@ def cross(
         Path | None,
         typer.Option(help="Folder of the exported models; by default the one in the run's config."),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Write the table to a .csv or .json file."
-        ),
-    ] = None,
     figures: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write figures of the matrices to this folder."),
@@ -185,11 +179,9 @@ def cross(
 ) -> None:
     """Evaluate each client's model on every client's test data."""
     with one_clear_line():
-        from fedkd_flwr.analysis import cross as crossing
+        from fedkd_flwr.analysis.cross import cross as evaluate_all
 
-        if output is not None:
-            crossing.require_format(output)
-        crossed = crossing.cross(run, models_dir or "", allow_code=allow_code or ())
+        crossed = evaluate_all(run, models_dir or "", allow_code=allow_code or ())
         text = crossed.rendered()
         headings = list(text.columns)
         show_table(headings, text.to_numpy().tolist(), numbers=headings)
@@ -199,8 +191,6 @@ def cross(
             say(f"The models of {of} clients are those after the last distillation.")
         for name in crossed.coefficients:
             say(crossed.sentence(name))
-        if output is not None:
-            say_beside([f"Written: {crossed.save(output)}"])
         if figures is not None:
             from fedkd_flwr.plots import plot_cross
             from fedkd_flwr.plots.axes import write_figures
@@ -211,21 +201,13 @@ def cross(
 
 def genotypes(
     run: Annotated[Path, typer.Argument(help="Run directory of fedkma, fedkma-uniform or fednas.")],
-    figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write one figure per client to this folder.")
-    ] = None,
-    figure_format: FigureFormat = "png",
     allow_code: AllowCode = None,
 ) -> None:
-    """Print every client's architecture, and draw them."""
+    """Print every client's architecture."""
     with one_clear_line():
-        from fedkd_flwr.analysis.genotypes import client_genotypes
+        from fedkd_flwr.analysis.client_models import client_genotypes
         from fedkd_flwr.runs import load_run
 
         stored = load_run(run, allow_code or ())
         for partition_id, genotype in enumerate(client_genotypes(stored)):
             say(f"client {partition_id}: {genotype.to_text()}")
-        if figures is not None:
-            from fedkd_flwr.plots import draw_genotypes
-
-            say_figures(draw_genotypes(stored, figures, file_format=figure_format))
