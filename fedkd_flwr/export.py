@@ -2,11 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from fedkd_flwr.models.estimators import EstimatorModel, estimator_to_read, is_e
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.training.blending import Blend, BlendedModel
-from strategies.core.flower import log
 from strategies.core.versions import installed_versions
 
 CONVERSION = {
@@ -266,15 +264,6 @@ def require_shapes(build: Callable[[], nn.Module], weights: Path) -> None:
     with torch.device("meta"):
         model = build()
     model.load_state_dict(empty, assign=True)
-
-
-def exported_models(models: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the models of all runs below a node's folder with their cards, by run and round."""
-    for path in sorted(models.glob("*/round-*/*.safetensors")):
-        try:
-            yield path, read_card(path)
-        except (FileNotFoundError, ValueError) as error:
-            log(WARNING, "%s is left out: %s", path, error)
 
 
 BATCH = 256  # images that are decoded and classified at a time

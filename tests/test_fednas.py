@@ -9,7 +9,7 @@ from helpers import GENOTYPE, SMALLEST_SUPERNET, Witness, client_of, names_in_st
 from torch.nn.functional import cross_entropy
 
 import fedkd_flwr
-from fedkd_flwr.analysis.genotypes import client_genotypes
+from fedkd_flwr.analysis.client_models import client_genotypes
 from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.config import read_config
 from fedkd_flwr.server_app import initial_model

@@ -1,6 +1,5 @@
 """Tuning: the space, halving, equal budgets, and a study that continues where it was stopped."""
 
-import itertools
 import multiprocessing
 import os
 import shutil
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 from typing import Annotated
 
 import numpy as np
-import optuna
 import pandas as pd
 import pytest
 import tomli_w
@@ -31,7 +29,6 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.custom_objects.naming import register
 from fedkd_flwr.data.clients import ClientData, client_parts
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.plots.tuning import tuning_figures
 from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import Tuned, tune
@@ -550,29 +547,3 @@ def test_a_study_killed_twice_ends_with_the_same_settings(base, tmp_path):
     assert cut.methods == whole.methods
     assert cut.sweep.read_text() == whole.sweep.read_text()
     assert len(tomllib.loads(cut.sweep.read_text())["grid"]["combinations"]) == 2
-
-
-# ---- Figures ---------------------------------------------------------------------------
-
-
-def test_figures_show_trials_and_importance_under_one_title():
-    study = optuna.create_study(direction="maximize")
-    for rate, temperature in itertools.product((0.01, 0.1), (1.0, 3.0)):
-        study.add_trial(
-            create_trial(
-                params={"learning-rate": rate, "kt-pfl.temperature": temperature},
-                distributions={
-                    "learning-rate": FloatDistribution(0.001, 1, log=True),
-                    "kt-pfl.temperature": FloatDistribution(1, 10),
-                },
-                value=0.5 + rate + 0.01 * temperature,
-            )
-        )
-    search = SimpleNamespace(study=lambda: study, folder=Path("kt-pfl"), strategy="kt-pfl")
-    figures = dict(tuning_figures([search]))
-    assert list(figures) == ["kt-pfl-trials", "kt-pfl-importance"]
-    for figure in figures.values():
-        titles = [figure.axes[0].get_title(loc=side) for side in ("left", "center", "right")]
-        assert [title.startswith("kt-pfl: ") for title in titles if title] == [True]
-    bars = figures["kt-pfl-importance"].axes[0].patches
-    assert sum(bar.get_width() for bar in bars) == pytest.approx(1)

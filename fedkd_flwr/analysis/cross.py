@@ -5,7 +5,6 @@ from each other client. Their rank correlation with the accuracies says whether 
 those whose models suit them.
 """
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,15 +17,10 @@ from scipy.stats import spearmanr
 
 from fedkd_flwr.analysis.client_models import distilled_clients, models_of
 from fedkd_flwr.analysis.columns import MISSING
-from fedkd_flwr.analysis.rendering import written_to
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.clients import load_client
-from fedkd_flwr.files import write_text
 from fedkd_flwr.runs import Run, load_run, recorded_config
 from fedkd_flwr.training.loop import computing_in, evaluate
-
-FORMATS = (".csv", ".json")
-"""Suffixes of the files that a result can be written to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,43 +136,6 @@ class Cross:
         """Return the accuracies, one row per model and one column per client's test data."""
         frame = pd.DataFrame(self.accuracies)
         return frame.rename_axis(index="model of", columns="test data of")
-
-    def save(self, path: str | Path) -> Path:
-        """Write the accuracies to a ``.csv`` file, or all results to a ``.json`` file.
-
-        Raises `ConfigError` if the file has another suffix, and `RunDirectoryError` if it cannot be
-        written.
-        """
-        file = Path(path).expanduser()
-        require_format(file)
-        text = self.to_frame().to_csv() if file.suffix == ".csv" else self.to_json()
-        with written_to(file, "The accuracies"):
-            write_text(file, text)
-        return file
-
-    def to_json(self) -> str:
-        """Return accuracies, coefficients and rank correlations; undefined values are null."""
-        correlations = {name: self.rank_correlations(name) for name in self.coefficients}
-        content = {
-            "run": self.run.path.name,
-            "accuracies": self.accuracies.tolist(),
-            "distilled": self.distilled,
-            "coefficients": {name: m.tolist() for name, m in self.coefficients.items()},
-            "rank_correlations": {
-                name: [None if math.isnan(value) else value for value in values.tolist()]
-                for name, values in correlations.items()
-            },
-        }
-        return json.dumps(content, indent=1) + "\n"
-
-
-def require_format(path: Path) -> None:
-    """Check that a result can be written to a file with this suffix.
-
-    Raises `ConfigError` if the suffix is not one of `FORMATS`.
-    """
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"{path} must end in {' or '.join(FORMATS)}.")
 
 
 def cross(

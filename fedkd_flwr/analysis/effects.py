@@ -1,4 +1,4 @@
-"""The effects of a comparison's methods: over the reference, over each other, on clients.
+"""The effects of a comparison's methods: over the reference, and over each other.
 
 Those over each other are also shown as a matrix of text.
 """
@@ -8,11 +8,9 @@ from dataclasses import asdict, replace
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.columns import MISSING, points
-from fedkd_flwr.analysis.harm import FALSE_DISCOVERIES, MATTERS, harm_of, precision_of
 from fedkd_flwr.analysis.significance import FEWEST_SEEDS, LEVEL, Effect, Outcome, effects_of
 
 
@@ -77,59 +75,6 @@ def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFram
         for label, effect in effects.items()
     }
     return table.join(pd.DataFrame.from_dict(rows, orient="index"))
-
-
-def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of means with what `fedkd_flwr.analysis.harm.harm_of` finds, if anything."""
-    rows = {label: harm_of(clients[clients["method"] == label]) for label in table.index}
-    added = pd.DataFrame.from_dict(rows, orient="index")
-    return table if added.isna().all(axis=None) else table.join(added)
-
-
-def notes_on_harm(clients: pd.DataFrame) -> list[str]:
-    """Say how precisely a client is measured, and how harm is distinguished from noise."""
-    images, half_width = precision_of(clients)
-    if np.isnan(images):
-        return []
-    notes = [
-        f"A client's accuracy is measured to ±{100 * half_width:.1f} points (95% interval) at the "
-        f"median test split of {images:,.0f} images."
-    ]
-    compared = clients.dropna(subset=["gain", "test_images"])
-    if compared.empty:
-        return notes
-    paired = float(compared["lost"].notna().mean())
-    return [*notes, _on_test(paired), _on_estimate(paired)]
-
-
-def _on_test(paired: float) -> str:
-    """Say what McNemar's test is taken on; `paired` is the share of clients with answers."""
-    test = (
-        f"Shown harmed: McNemar's exact test for each client, at most {FALSE_DISCOVERIES:.0%} "
-        "false discoveries"
-    )
-    if paired == 1:
-        return f"{test}, on the images that only one of the two models gets right."
-    known = f" for {1 - paired:.0%} of the clients" if paired else ""
-    return (
-        f"{test}. Runs without record-answers hold how many answers are right, not which{known}: "
-        "the test is then at the most disagreement that the counts allow, and finds too few "
-        "rather than too many."
-    )
-
-
-def _on_estimate(paired: float) -> str:
-    """Say what noise the estimate of harm removes; `paired` is the share with answers."""
-    what = (
-        f"Harmed, noise removed: estimated share of clients that truly lose {100 * MATTERS:g} "
-        "point or more"
-    )
-    if paired == 1:
-        return f"{what}. The noise is that of two models on the same images."
-    return (
-        f"{what}. Without recorded answers the noise is that of two independent models, more than "
-        "there is in truth, so the true share may be larger, up to the share of clients below."
-    )
 
 
 FEWEST_METHODS = 3

@@ -215,14 +215,6 @@ def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
     ]
 
 
-def notes_on_seconds(results: pd.DataFrame) -> list[str]:
-    """Note which runs overlapped in time, so that their seconds are not comparable."""
-    disturbed = results.loc[results["seconds"].isna(), "method"].unique()
-    if not len(disturbed):
-        return []
-    return [f"Seconds are left out where runs overlapped in time: {_listed(disturbed)}."]
-
-
 def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
 

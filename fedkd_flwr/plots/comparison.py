@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.figures import gains_with_cost, gains_with_safeguard, sharing_matrices
+from fedkd_flwr.analysis.figures import gains_with_cost, sharing_matrices
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.plots.axes import write_figures
@@ -18,7 +18,6 @@ from fedkd_flwr.plots.methods import (
     plot_accuracy_over_rounds,
     plot_gain_against_bytes,
     plot_gain_over_local,
-    plot_gain_with_safeguard,
     plot_mean_gain,
 )
 from fedkd_flwr.runs import DamagedRunError
@@ -74,8 +73,6 @@ def _of_methods(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
     if comparison.clients["gain"].notna().any():
         yield f"mean gain over {comparison.against}", plot_mean_gain(comparison)
         yield f"gain over {comparison.against}", plot_gain_over_local(comparison)
-    if gains_with_safeguard(comparison):
-        yield "gain with safeguard", plot_gain_with_safeguard(comparison)
     if comparison.clients["accuracy"].notna().any():
         yield "accuracy over rounds", plot_accuracy_over_rounds(comparison)
     if not gains_with_cost(comparison).empty:

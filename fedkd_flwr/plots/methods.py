@@ -1,4 +1,4 @@
-"""Figures that compare methods: accuracy, gain over the reference, cost, and ranks."""
+"""Figures that compare methods: accuracy, gain over the reference, and cost."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedkd_flwr.analysis.across import Across
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import (
     COLORS,
@@ -18,12 +17,10 @@ from fedkd_flwr.analysis.figures import (
     comparison_title,
     gains_by_method,
     gains_with_cost,
-    gains_with_safeguard,
     line_styles,
     pareto_front,
     run_title,
 )
-from fedkd_flwr.analysis.safeguard_criterion import share_losing
 from fedkd_flwr.plots.axes import (
     FIGURE_WIDTH,
     bytes_across,
@@ -35,7 +32,7 @@ from fedkd_flwr.plots.axes import (
 from fedkd_flwr.runs import Run
 
 GRAY = "#888888"
-"""Color of gains without the safeguard, and of methods off the Pareto front."""
+"""Color of methods off the Pareto front."""
 
 MANY_POINTS = 500
 """Points of a method from which on a vector graphic holds them as an image."""
@@ -122,43 +119,6 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     return figure
 
 
-def plot_gain_with_safeguard(comparison: Comparison) -> Figure:
-    """Plot each client's gain over its private model, without and with the safeguard.
-
-    Raises `ValueError` if no run has a safeguard.
-    """
-    shown = gains_with_safeguard(comparison)
-    if not shown:
-        raise ValueError("No run of the comparison has a safeguard.")
-    figure, axes = new_figure("Gain in accuracy over the private model, in points", "")
-    for row, (_, style, own) in enumerate(shown):
-        for name, place, color in (
-            ("method_gain", row - 0.2, GRAY),
-            ("safeguarded_gain", row + 0.2, style["color"]),
-        ):
-            gain = own[name].to_numpy()
-            axes.scatter(
-                gain, place + 0.14 * own["jitter"], s=16, color=color, alpha=0.6, lw=0,
-                rasterized=len(gain) > MANY_POINTS,
-            )  # fmt: skip
-            axes.plot([gain.mean()] * 2, [place - 0.18, place + 0.18], color="black", lw=2)
-    _rows(
-        figure,
-        axes,
-        [
-            f"{label}\nlose over 5 points: {share_losing(own, 5, 'method'):.0%}\n"
-            f"alone, {share_losing(own, 5, 'safeguarded'):.1%} safeguarded"
-            for label, _, own in shown
-        ],
-    )
-    axes.set_title(
-        f"{comparison_title(comparison)}\nGray: the method alone; color: safeguarded.\n"
-        "One dot per client and seed; the bar is the mean",
-        fontsize="medium",
-    )
-    return figure
-
-
 def plot_gain_against_bytes(comparison: Comparison) -> Figure:
     """Plot each method's mean gain over the reference against the bytes of a run.
 
@@ -189,22 +149,6 @@ def plot_gain_against_bytes(comparison: Comparison) -> Figure:
     bytes_across(axes)
     axes.margins(x=0.3, y=0.15)
     in_points(axes.yaxis)
-    return figure
-
-
-def plot_ranks(across: Across) -> Figure:
-    """Plot mean ranks; a bar joins methods that the Nemenyi test does not show to differ.
-
-    Raises `ValueError` if there are fewer than three methods.
-    """
-    if across.pairs.empty:
-        raise ValueError("A critical-difference diagram needs at least three methods.")
-    import scikit_posthocs  # deferred: takes seconds to load
-
-    figure = Figure(figsize=(9, 1.5 + 0.3 * len(across.table)), layout="constrained")
-    axes = figure.subplots()
-    scikit_posthocs.critical_difference_diagram(across.table["rank"], across.pairs, ax=axes)
-    axes.set_title(f"Mean ranks over {across.units}, 1 is best", fontsize="medium")
     return figure
 
 
