@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -35,6 +36,18 @@ def test_a_client_model_is_the_one_that_was_evaluated(run):
         run.predict(0, np.zeros((5, 28), dtype=np.uint8))
     with pytest.raises(ValueError, match=r"torch.float64, and images of this run are whole"):
         run.predict(0, np.zeros((5, 28, 28)))
+
+
+def test_soft_predictions_are_those_of_the_models_on_the_public_samples(run):
+    predicted = run.soft_predictions()
+    public = fedkd_flwr.client_data(run, 0).public_images
+    assert predicted.shape == (3, len(public), 10)
+    with torch.no_grad():
+        own = torch.softmax(run.model(1)(public), dim=1).numpy()
+    np.testing.assert_allclose(predicted[1], own, atol=1e-6)
+    np.testing.assert_array_equal(predicted, run.soft_predictions(2))
+    with pytest.raises(ValueError, match=r"num_server_rounds=1 ends with those of round 1"):
+        run.soft_predictions(1)
 
 
 def test_coefficients_name_receivers_and_givers(run, tmp_path):

@@ -23,6 +23,7 @@ from helpers import (
 from torch import nn
 
 import fedkd_flwr
+from fedkd_flwr import plots
 from fedkd_flwr.analysis.client_models import client_genotypes
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.clients.supernets import split_parameters
@@ -429,3 +430,7 @@ def test_genotypes_are_the_strongest_operation_of_every_edge(tiny, tmp_path):
                     assert len(node) == 1
     two_edges = client_genotypes(finished, "two-edges")
     assert [len(node) for node in two_edges[0].normal] == [2, 2]
+    pictures = plots.draw_genotypes(finished, tmp_path / "pictures")
+    assert [picture.name for picture in pictures] == [f"client-{n}.png" for n in range(3)]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    assert len(plots.plot_genotype(finished, 1).axes) == 2  # a normal and a reduction cell

@@ -116,6 +116,27 @@ def predict(run: Run, partition_id: int, samples: ArrayLike) -> NDArray[np.int64
     return classes
 
 
+def soft_predictions(run: Run, server_round: int | None = None) -> NDArray[np.float32]:
+    """Return what all clients' models predict on the public samples; see `Run.soft_predictions`."""
+    rounds = len(run.round_rows)
+    if server_round not in (None, rounds):
+        raise ValueError(
+            f"{run.path.name} keeps the models of round {rounds} alone. A run with the same "
+            f"settings and num_server_rounds={server_round} ends with those of round "
+            f"{server_round}."
+        )
+    configuration = recorded_config(run)
+    plan = configuration.run.data_plan
+    public = load_client(plan, 0).public_images
+    with computing_in(configuration.run.training.precision, plan.device):
+        rows = [
+            torch.softmax(predict_logits(model.to(plan.device), public).float(), dim=1).cpu()
+            for model in models_of(run, configuration)
+        ]
+    predictions: NDArray[np.float32] = torch.stack(rows).numpy()
+    return predictions
+
+
 def models_of(
     run: Run,
     configuration: Configuration,

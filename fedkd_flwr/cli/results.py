@@ -201,9 +201,13 @@ def cross(
 
 def genotypes(
     run: Annotated[Path, typer.Argument(help="Run directory of fedkma, fedkma-uniform or fednas.")],
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write one figure per client to this folder.")
+    ] = None,
+    figure_format: FigureFormat = "png",
     allow_code: AllowCode = None,
 ) -> None:
-    """Print every client's architecture."""
+    """Print every client's architecture, and draw them."""
     with one_clear_line():
         from fedkd_flwr.analysis.client_models import client_genotypes
         from fedkd_flwr.runs import load_run
@@ -211,3 +215,7 @@ def genotypes(
         stored = load_run(run, allow_code or ())
         for partition_id, genotype in enumerate(client_genotypes(stored)):
             say(f"client {partition_id}: {genotype.to_text()}")
+        if figures is not None:
+            from fedkd_flwr.plots import draw_genotypes
+
+            say_figures(draw_genotypes(stored, figures, file_format=figure_format))

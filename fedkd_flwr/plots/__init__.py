@@ -6,6 +6,7 @@ Every function returns a matplotlib Figure without a window, so it needs no disp
 
 from fedkd_flwr.analysis.client_models import label_counts
 from fedkd_flwr.plots.comparison import save_figures
+from fedkd_flwr.plots.genotypes import draw_genotypes, genotype_figure, plot_genotype
 from fedkd_flwr.plots.heat_maps import plot_clusters, plot_cross, plot_partition, plot_sharing
 from fedkd_flwr.plots.methods import (
     plot_accuracy_over_rounds,
@@ -16,12 +17,15 @@ from fedkd_flwr.plots.methods import (
 )
 
 __all__ = [
+    "draw_genotypes",
+    "genotype_figure",
     "label_counts",
     "plot_accuracy_over_rounds",
     "plot_clusters",
     "plot_cross",
     "plot_gain_against_bytes",
     "plot_gain_over_local",
+    "plot_genotype",
     "plot_mean_gain",
     "plot_partition",
     "plot_run",

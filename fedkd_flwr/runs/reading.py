@@ -232,6 +232,19 @@ class Run:
         of_clients = resolve_name(f"{MODELS_OF_CLIENTS}:predict")
         return of_clients(self, partition_id, samples)
 
+    def soft_predictions(self, server_round: int | None = None) -> NDArray[np.float32]:
+        """Return what each client's model predicts on the public samples, after the last round.
+
+        Shape (clients, samples, classes), at temperature 1. Of earlier rounds no models are kept:
+        `ValueError` says how to have them. Other errors are those of `model`.
+
+        Examples
+        --------
+        >>> fedkd_flwr.load_run("runs/first").soft_predictions().shape
+        (3, 200, 10)
+        """
+        return resolve_name(f"{MODELS_OF_CLIENTS}:soft_predictions")(self, server_round)
+
     @cached_property
     def client_names(self) -> dict[int, str]:
         """Names by partition-id: of silos, or of the folders or rows that a client consists of."""
