@@ -61,7 +61,7 @@ stop_all() {
 # In a deployment, each operator decides what a node allows (docs/how-to/deploy-operate.md).
 start_node() {
     FEDKD_APPROVED_BUNDLES="$folder/approved-bundles" nohup fedkd start-node \
-        --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) \
+        --superlink "127.0.0.1:$port" \
         --root-certificates "$folder/keys/ca.crt" \
         --auth-supernode-private-key "$folder/keys/node-$1" \
         --node-config "partition-id=$1 num-partitions=$nodes state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\" ${config//%n/$1}" \
