@@ -50,7 +50,12 @@ from strategies.base import PersonalizedStrategy
 from strategies.core.metrics import MODELS, SPLITS, metrics_of
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import TooFewRepliesError
-from strategies.core.settings_groups import DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS, OnNodes
+from strategies.core.settings_groups import (
+    DEFAULT_ON_NODES,
+    NO_EFFECT_ON_RESULTS,
+    OnNodes,
+    on_nodes,
+)
 
 SILO = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60, "max-samples": 460}
 SILO |= {"num-clients": 4, "models": "mlp"}
@@ -125,37 +130,20 @@ def test_only_allowed_methods_are_served(small, silo):
     assert "allow-methods" in refusal(silo, small, strategy="scaffold")
 
 
-WITHOUT_RANGES = (
-    *("fednas", "hypcluster", "fesem", "feddf", "pfeddf", "pfedhn", "spider", "fd", "fedgh"),
-    *("fml", "fedkd", "fedmrl", "fedapen", "fedtgp", "scaffold", "feddyn", "fedgen", "fedntd"),
-    *("moon", "per-fedavg", "pfedme", "apfl", "fedala", "fedbabu", "kt-pfl-params", "fedamp"),
-    *("pfedgraph", "fedfomo"),
-)
-"""Methods whose own settings have their defaults, except in approved runs."""
-
 DECIDED = [*RunConfig.fields_by_key().items()]
 DECIDED += [
     item
-    for name, method in METHODS.items()
-    if name not in WITHOUT_RANGES
+    for method in METHODS.values()
     for item in method.record.settings_type.fields_by_key().items()
 ]
 
 
 @pytest.mark.parametrize(("key", "field"), DECIDED, ids=[key for key, _ in DECIDED])
 def test_each_setting_says_what_nodes_accept(key, field):
-    assert is_decided(field)
-
-
-@pytest.mark.parametrize("strategy", WITHOUT_RANGES)
-def test_other_methods_need_approval_for_their_own_settings(strategy):
-    fields = METHODS[strategy].record.settings_type.fields_by_key().values()
-    assert not all(map(is_decided, fields))
-
-
-def is_decided(field):
     words = (DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS)
-    return any(isinstance(mark, OnNodes) or mark in words for mark in field.metadata)
+    assert any(isinstance(mark, OnNodes) or mark in words for mark in field.metadata)
+    allowed = on_nodes(field)
+    assert allowed is None or allowed.accepts(field.default, {"min-class-count": 0})
 
 
 @pytest.mark.parametrize(
@@ -226,13 +214,13 @@ def test_the_range_of_a_batch_follows_the_node(small, silo):
 
 
 def test_own_settings_of_a_method_lie_in_their_ranges_or_have_their_defaults(small, silo):
-    silo["allow-methods"] = "fedprox,moon"
+    silo["allow-methods"] = "fedprox,moon,pfedme"
     small |= {**SILO, "strategy": "fedprox", "fedprox.mu": 0.1}
     assert client_on(silo, small)
     assert "fedprox.mu has to be from 0 to 0.1" in refusal(silo, small, **{"fedprox.mu": 5.0})
     small |= {"strategy": "moon", "fedprox.mu": 5.0}  # of another method
     assert client_on(silo, small)
-    assert "moon.mu has to be its default" in refusal(silo, small, **{"moon.mu": 5.0})
+    assert "moon.mu has to be from 0 to 10" in refusal(silo, small, **{"moon.mu": 50.0})
 
 
 def test_an_approval_says_what_leaves(tmp_path):
