@@ -47,7 +47,7 @@ stop() {
     pid=$(cat "$folder/$1.pid")
     rm -f "$folder/$1.pid"
     kill "$pid" 2>/dev/null || return 0
-    for ((i = 0; i < 100; i++)); do kill -0 "$pid" 2>/dev/null || return 0; sleep 0.1; done
+    for ((i = 0; i < 200; i++)); do kill -0 "$pid" 2>/dev/null || return 0; sleep 0.1; done
     kill -9 "$pid" 2>/dev/null || true
 }
 

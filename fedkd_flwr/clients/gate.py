@@ -129,7 +129,7 @@ def with_noise(
 ) -> tuple[dict[str, float], int]:
     """Add Gaussian noise to numbers of correct answers, as whole numbers from 0 to their total.
 
-    Another validation or test sample changes each of them by 1 at most.
+    Another validation or test sample changes each by 1 at most.
 
     Parameters
     ----------
@@ -142,10 +142,8 @@ def with_noise(
 
     Returns
     -------
-    dict
-        The metrics, with noise.
-    int
-        How many of the numbers one sample is counted in.
+    tuple of dict and int
+        The metrics with noise, and how many of the numbers one sample is counted in.
     """
     names = [name for name in CORRECT if name in metrics]
     noised = dict(metrics)

@@ -29,9 +29,9 @@ PURE = "epsilon"
 OF_STEPS = RATE, NOISE, STEPS = "sampling-rate", "noise-multiplier", "steps"
 """Entries about a training by DP-SGD. A release of predictions has `NOISE` alone."""
 
-OF_COUNTS = COUNT_NOISE, COUNTS = "count-noise", "counts"
-"""Entries about numbers of correct answers: the deviation of their noise, and how many there are of
-one sample."""
+COUNT_NOISE = "count-noise"
+"""Entry about numbers of correct answers: the deviation of their noise, in samples, over the root
+of how many of them a sample is counted in."""
 
 LEDGER = "privacy-ledger.jsonl"  # name of the file, in the folder of the node's memory
 
@@ -78,8 +78,8 @@ class PrivacyLedger:
     def record(self, entry: Mapping[str, float], run_id: str, server_round: int) -> None:
         """Record a release before it leaves the node, or a training before it begins.
 
-        The entry has `NOISE` of predictions, `PURE` of labels, `OF_STEPS` or `OF_COUNTS`. One that
-        exceeds the budget is refused.
+        The entry has `NOISE` of predictions, `PURE` of labels, `OF_STEPS` or `COUNT_NOISE`. One
+        that exceeds its budget is refused.
         """
         with self._locked() as file:
             self._check(self._read(file), entry)
@@ -91,16 +91,15 @@ class PrivacyLedger:
 
     def _check(self, lines: Sequence[Mapping[str, float]], entry: Mapping[str, float]) -> None:
         """Refuse an entry that exceeds the budget together with earlier ones."""
-        is_count = COUNTS in entry
-        budget = self.count_budget if is_count else self.budget
+        spent = epsilon_of_trainings if STEPS in entry else epsilon_of_releases
+        budget, key = self.budget, "epsilon-budget"
+        if COUNT_NOISE in entry:
+            spent, budget, key = epsilon_of_counts, self.count_budget, "count-budget"
         if not math.isfinite(budget):
             return
-        spent = epsilon_of_trainings if STEPS in entry else epsilon_of_releases
-        spent = epsilon_of_counts if is_count else spent
         before, after = spent(lines, self.delta), spent([*lines, entry], self.delta)
         # What is no number is refused too, and so is less than before, by rounding in accounting.
         if not before <= after <= budget:
-            key = "count-budget" if is_count else "epsilon-budget"
             raise PolicyError(f"the {key} of this node is spent")
 
     def _append(
@@ -141,7 +140,7 @@ class PrivacyLedger:
 
 
 def _read_line(line: dict[str, float]) -> dict[str, float]:
-    kinds = {PURE: [PURE], COUNTS: OF_COUNTS, STEPS: OF_STEPS}
+    kinds = {PURE: [PURE], COUNT_NOISE: [COUNT_NOISE], STEPS: OF_STEPS}
     due = next((names for name, names in kinds.items() if name in line), [NOISE])
     return {name: float(line[name]) for name in due}
 
@@ -163,8 +162,4 @@ def epsilon_of_trainings(lines: Sequence[Mapping[str, float]], delta: float) -> 
 
 def epsilon_of_counts(lines: Sequence[Mapping[str, float]], delta: float) -> float:
     """Return what counts with noise have spent at `delta`."""
-    noise: Counter[float] = Counter()
-    for line in lines:
-        if COUNTS in line:
-            noise[line[COUNT_NOISE]] += int(line[COUNTS])
-    return epsilon_of(noise, delta)
+    return epsilon_of(Counter(line[COUNT_NOISE] for line in lines if COUNT_NOISE in line), delta)

@@ -1,5 +1,6 @@
 """One message of one client, from its arrival to the reply."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from fedkd_flwr.clients.gate import leaving, with_noise
 from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
 from fedkd_flwr.clients.participation import Participation
 from fedkd_flwr.clients.policy import NOISED
-from fedkd_flwr.clients.privacy_ledger import COUNT_NOISE, COUNTS
+from fedkd_flwr.clients.privacy_ledger import COUNT_NOISE
 from fedkd_flwr.clients.remembered import Remembered
 from fedkd_flwr.clients.safeguard import Safeguard
 from fedkd_flwr.data.clients import (
@@ -140,7 +141,7 @@ class Session:
         deviation, request = self.policy.count_noise, self.request
         metrics, counts = with_noise(reply.metrics, deviation)
         if counts and (ledger := self.node.ledger):
-            entry = {COUNT_NOISE: deviation, COUNTS: counts}
+            entry = {COUNT_NOISE: deviation / math.sqrt(counts)}
             ledger.record(entry, request.run_id, request.server_round)
         return replace(reply, metrics=metrics)
 
