@@ -11,7 +11,7 @@ from pydantic import Field
 
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.replies import Arrays
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.core.state import padded
 from strategies.method import Results
 from strategies.parameters import (
@@ -27,7 +27,7 @@ from strategies.parameters import (
 class ClusterSettings(Settings):
     """Settings of methods with several global models."""
 
-    clusters: Annotated[int, SearchRange(2, 6)] = Field(default=3, ge=1)
+    clusters: Annotated[int, SearchRange(2, 6), ANY_ON_NODES] = Field(default=3, ge=1)
     """c, the number of global models (centers)."""
 
 

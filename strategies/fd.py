@@ -26,7 +26,7 @@ from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.probabilities import check_simplex
 from strategies.core.replies import Arrays, Reply
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import OnNodes, SearchRange
 from strategies.core.state import State, padded
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, ClassMeanStrategy, stacked
 
@@ -35,7 +35,9 @@ class FDSettings(Settings):
     """Settings of FD."""
 
     table = "fd"
-    gamma: Annotated[float, SearchRange(0.03, 3.0, log=True)] = Field(default=0.1, ge=0)
+    gamma: Annotated[float, SearchRange(0.03, 3.0, log=True), OnNodes(0, 10)] = Field(
+        default=0.1, ge=0
+    )
     """Weight of the cross-entropy to the mean prediction of the other clients; 0 is `local`."""
 
 

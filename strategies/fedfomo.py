@@ -35,7 +35,7 @@ from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.core.state import named_arrays
 from strategies.method import Results
 from strategies.parameters import LibraryState, LibraryStrategy, expected_model
@@ -48,11 +48,11 @@ class FedFomoSettings(Settings):
     """Settings of FedFomo."""
 
     table = "fedfomo"
-    models_sent: Annotated[int, SearchRange(1, 10)] = Field(default=5, ge=1)
+    models_sent: Annotated[int, SearchRange(1, 10), ANY_ON_NODES] = Field(default=5, ge=1)
     """M, the number of models sent to a client; all of them if there are fewer."""
-    exploration: float = Field(default=0.3, ge=0, le=1)
+    exploration: Annotated[float, ANY_ON_NODES] = Field(default=0.3, ge=0, le=1)
     """epsilon in the first round: the share of these models that is drawn at random."""
-    exploration_decay: float = Field(default=0.05, ge=0, le=1)
+    exploration_decay: Annotated[float, ANY_ON_NODES] = Field(default=0.05, ge=0, le=1)
     """Decrease of epsilon per round, down to 0."""
 
 

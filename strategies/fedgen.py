@@ -38,7 +38,7 @@ from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.server_models import ServerModels
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.parameters import ParameterState, ParameterStrategy
 
 COUNTS, SHARES, GENERATOR = "class-counts", "class-shares", "generator/"
@@ -49,22 +49,24 @@ class FedGenSettings(Settings):
     """Settings of FedGen."""
 
     table = "fedgen"
-    weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=10.0, ge=0)
+    weight: Annotated[float, SearchRange(0.1, 10.0, log=True), OnNodes(0, 10)] = Field(
+        default=10.0, ge=0
+    )
     """alpha, the weight of generated features in the clients' loss; 0 is FedAvg."""
-    weight_decay_rate: float = Field(default=0.98, gt=0, le=1)
+    weight_decay_rate: Annotated[float, ANY_ON_NODES] = Field(default=0.98, gt=0, le=1)
     """Factor of the weight from round to round."""
-    generated_batch_size: int = Field(default=32, ge=1)
+    generated_batch_size: Annotated[int, OnNodes(1, 4096)] = Field(default=32, ge=1)
     """Generated features of a step, on the server and on clients."""
-    diversity: float = Field(default=1.0, ge=0)
+    diversity: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0)
     """eta, the weight of the diversity of generated features."""
-    noise_size: int = Field(default=32, ge=1)
+    noise_size: Annotated[int, OnNodes(1, 4096)] = Field(default=32, ge=1)
     """Entries of the noise e."""
-    hidden_size: int = Field(default=256, ge=1)
+    hidden_size: Annotated[int, OnNodes(1, 4096)] = Field(default=256, ge=1)
     """Units of the generator's hidden layer."""
-    server_steps: int = Field(default=50, ge=1)
+    server_steps: Annotated[int, ANY_ON_NODES] = Field(default=50, ge=1)
     """Steps of the server on the generator in a round."""
-    server_learning_rate: Annotated[float, SearchRange(0.0001, 0.01, log=True)] = Field(
-        default=0.0003, gt=0
+    server_learning_rate: Annotated[float, SearchRange(0.0001, 0.01, log=True), ANY_ON_NODES] = (
+        Field(default=0.0003, gt=0)
     )
     """Step size of the server."""
 

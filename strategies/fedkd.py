@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from strategies.core.declarations import ALPHAS, BUFFERS, WEIGHTS, Sent, of_mode
 from strategies.core.method_record import Paper
 from strategies.core.plan import ImpossiblePlanError, PlanSettings, RunPlan, Settings
 from strategies.core.replies import LARGEST_NUMBER, Arrays, ExpectedArray, InvalidReplyError, Reply
+from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.parameters import (
     Model,
     ParameterState,
@@ -107,10 +108,10 @@ class FedKDSettings(SharedModelSettings):
     """Settings of FedKD."""
 
     table = "fedkd"
-    energy_start: float = Field(default=0.95, gt=0, le=1)
+    energy_start: Annotated[float, ANY_ON_NODES] = Field(default=0.95, gt=0, le=1)
     """Share of an update's energy (squared singular values) that is sent in the first round; 1
     sends everything."""
-    energy_end: float = Field(default=0.98, gt=0, le=1)
+    energy_end: Annotated[float, ANY_ON_NODES] = Field(default=0.98, gt=0, le=1)
     """Share of an update's energy that is sent in the last round; it rises linearly from
     `energy_start`."""
 

@@ -30,7 +30,7 @@ from strategies.core.method_record import Paper
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
 from strategies.core.server_models import ServerModels
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.fedproto import (
     FedProto,
     PrototypeSettings,
@@ -45,13 +45,13 @@ class FedTGPSettings(PrototypeSettings):
     """Settings of FedTGP."""
 
     table = "fedtgp"
-    margin_threshold: float = Field(default=100.0, ge=0)
+    margin_threshold: Annotated[float, ANY_ON_NODES] = Field(default=100.0, ge=0)
     """tau, the upper limit of the margin between classes."""
-    server_learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(
+    server_learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True), ANY_ON_NODES] = Field(
         default=0.01, gt=0
     )
     """Step size of the server when it trains the prototypes."""
-    server_epochs: int = Field(default=100, ge=1)
+    server_epochs: Annotated[int, ANY_ON_NODES] = Field(default=100, ge=1)
     """S, the number of passes of the server over the prototypes of a round's clients."""
 
 

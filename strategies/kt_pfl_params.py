@@ -35,7 +35,7 @@ from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.probabilities import normalized_rows
 from strategies.core.replies import Arrays, Reply
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.kt_pfl import PAPER, projected_step
 from strategies.method import Results
 from strategies.parameters import Model, ParameterState, ParameterStrategy, gram_matrix, stacked
@@ -45,15 +45,15 @@ class KTpFLParamsSettings(Settings):
     """Settings of KT-pFL on parameters, with the defaults of the paper's B.2."""
 
     table = "kt-pfl-params"
-    knowledge_weight: float = Field(default=1.0, ge=0)
+    knowledge_weight: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0)
     """lambda of Eq. 11, the weight of the knowledge term in the update of c."""
-    rho: float = Field(default=0.6, ge=0)
+    rho: Annotated[float, ANY_ON_NODES] = Field(default=0.6, ge=0)
     """rho, the weight of the penalty that pulls c towards 1/N."""
-    coefficient_learning_rate: Annotated[float, SearchRange(0.0005, 0.05, log=True)] = Field(
-        default=0.005, ge=0
-    )
+    coefficient_learning_rate: Annotated[
+        float, SearchRange(0.0005, 0.05, log=True), ANY_ON_NODES
+    ] = Field(default=0.005, ge=0)
     """eta_3, the step size on c; 0 keeps c at 1/N."""
-    transfer_step: float = Field(default=1.0, ge=0, le=1)
+    transfer_step: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0, le=1)
     """tau, how far a client's model moves towards the mixed model; 1 replaces it."""
 
 

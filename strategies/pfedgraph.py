@@ -38,7 +38,7 @@ from strategies.core.declarations import BUFFERS
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.probabilities import project_onto_simplex
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.parameters import MixtureStrategy, Model
 
 EQUAL = 0.9  # cosine from which updates count as equal
@@ -48,9 +48,11 @@ class PFedGraphSettings(Settings):
     """Settings of pFedGraph, with the defaults of the authors' code."""
 
     table = "pfedgraph"
-    size_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=0.8, gt=0)
+    size_weight: Annotated[float, SearchRange(0.1, 10.0, log=True), ANY_ON_NODES] = Field(
+        default=0.8, gt=0
+    )
     """alpha, how strongly the graph follows the clients' sizes instead of their similarities."""
-    similarity_weight: float = Field(default=0.01, ge=0)
+    similarity_weight: Annotated[float, OnNodes(0, 10)] = Field(default=0.01, ge=0)
     """lambda of the cosine on the clients."""
 
 

@@ -33,7 +33,7 @@ from strategies.core.declarations import of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.parameters import (
     AVERAGES,
     ParameterState,
@@ -49,11 +49,11 @@ class ScaffoldSettings(Settings):
     """Settings of SCAFFOLD."""
 
     table = "scaffold"
-    server_learning_rate: Annotated[float, SearchRange(0.1, 2.0, log=True)] = Field(
+    server_learning_rate: Annotated[float, SearchRange(0.1, 2.0, log=True), ANY_ON_NODES] = Field(
         default=1.0, gt=0
     )
     """eta_g, the server's step from the global model towards the mean of the clients' models."""
-    correction: float = Field(default=1.0, ge=0, le=1)
+    correction: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0, le=1)
     """Factor of the correction ``c - c_n``; 1 in the paper, 0 is FedAvg."""
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from logging import WARNING
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from strategies.core import flower
 from strategies.core.client_info import ClientInfo
 from strategies.core.flower import log
 from strategies.core.plan import RunPlan
@@ -140,31 +142,51 @@ class Stragglers:
     def __init__(self, plan: RunPlan, clients: Mapping[int, ClientInfo]) -> None:
         self._plan = plan
         self._clients = clients
-        self._held: dict[int, Message] = {}
+        self._held: dict[int, RecordDict] = {}
+
+    @property
+    def held(self) -> Arrays:
+        """Bytes of the replies that come in the next round by their delays, by partition-id."""
+        protos = {str(n): flower.recorddict_to_proto(held) for n, held in self._held.items()}
+        return {n: np.frombuffer(p.SerializeToString(), np.uint8) for n, p in protos.items()}
+
+    def hold(self, held: Arrays) -> None:
+        """Continue with the replies that `held` returned."""
+        read = flower.ProtoRecordDict.FromString
+        self._held = {
+            int(n): flower.recorddict_from_proto(read(kept.tobytes())) for n, kept in held.items()
+        }
 
     def without(self, partition_ids: Iterable[int]) -> list[int]:
         """Return some clients without those that are at work by their simulated delays."""
-        return [n for n in partition_ids if self._clients[n].node_id not in self._held]
+        return [n for n in partition_ids if n not in self._held]
 
     def divided(
         self, server_round: int, replies: Iterable[Message], grid: Grid | None
     ) -> tuple[list[Message], list[Message]]:
         """Return the replies of a round that are in time, and those of earlier ones that came."""
-        came, before = list(replies), list(self._held.values())
-        self._held = self._simulated(server_round, came) if self._plan.delay else {}
-        in_time = [message for message in came if message.metadata.src_node_id not in self._held]
+        came = list(replies)
+        before = [self._reply(n, held) for n, held in self._held.items() if n in self._clients]
+        slow = self._simulated(server_round, came) if self._plan.delay else {}
+        self._held = {n: message.content for n, message in slow.items()}
+        late_nodes = {message.metadata.src_node_id for message in slow.values()}
+        in_time = [m for m in came if m.metadata.src_node_id not in late_nodes]
         late = grid.late_replies() if grid is not None and hasattr(grid, "late_replies") else []
         return in_time, [*before, *late]
 
     def _simulated(self, server_round: int, replies: Sequence[Message]) -> dict[int, Message]:
-        """Return the replies, by node id, that are late by their simulated delays."""
+        """Return the replies, by partition-id, that are late by their simulated delays."""
         plan = self._plan
         n_of = {client.node_id: n for n, client in self._clients.items()}
-        by_node = {message.metadata.src_node_id: message for message in replies}
-        delays = {node: delay_of(plan, n_of[node], server_round) for node in by_node}
+        sent = {n_of[m.metadata.src_node_id]: m for m in replies if not m.has_error()}
+        delays = {n: delay_of(plan, n, server_round) for n in sent}
         first = sorted(delays.values())[: plan.min_replies]
         closed = max(first, default=0.0) + plan.close_after
-        return {node: message for node, message in by_node.items() if delays[node] > closed}
+        return {n: message for n, message in sent.items() if delays[n] > closed}
+
+    def _reply(self, partition_id: int, content: RecordDict) -> Message:
+        asked = Message(RecordDict(), self._clients[partition_id].node_id, MessageType.TRAIN)
+        return Message(content, reply_to=asked)
 
 
 def delay_of(plan: RunPlan, partition_id: int, server_round: int) -> float:

@@ -131,8 +131,7 @@ class PlanSettings(SettingsGroup):
     delay: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.0, ge=0)
     """Simulates late clients, with `close_after`: mean of the seconds after which a training reply
     comes, where no time passes. A client's own mean and each delay are drawn from exponential
-    distributions. A reply that is late comes in the next round; a run that is stopped before loses
-    it."""
+    distributions. A reply that is late comes in the next round."""
 
     @property
     def num_new(self) -> int:
