@@ -84,6 +84,5 @@ class FedAMP(MixtureStrategy):
     settings: FedAMPSettings
 
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
-        """Return the weights of u among some clients' models, shape (R, R)."""
         distances = squared_distances(gram_matrix(list(models.values())))
         return attention_weights(distances, self.settings.attention_step, self.settings.sigma)

@@ -56,5 +56,4 @@ class FedBABU(ParameterStrategy):
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> slice:
-        """Return all layers but the last."""
         return slice(None, -1)

@@ -40,5 +40,4 @@ class FedBN(ParameterStrategy):
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> LayerChoice:
-        """Return all layers but those of batch normalization."""
         return WITHOUT_BATCH_NORM

@@ -68,7 +68,6 @@ class FedDyn(ParameterStrategy):
     state: FedDynState
 
     def begin(self, initial: Arrays) -> FedDynState:
-        """Start from the initial model without drift."""
         zeros = {kind: np.zeros_like(v) for kind, v in initial.items() if kind != BUFFERS}
         return FedDynState(dict(initial), drift=zeros)
 

@@ -125,12 +125,10 @@ class FedFomo(LibraryStrategy):
     state: FedFomoState
 
     def begin(self, initial: Arrays) -> FedFomoState:
-        """Start with no affinities."""
         none = PairMatrix.zeros(self.plan.num_clients)
         return FedFomoState(dict(initial), library={}, affinities=none)
 
     def with_more_clients(self) -> FedFomoState:
-        """Add clients without affinities."""
         return replace(
             self.state, affinities=self.state.affinities.with_more_clients(self.plan.num_clients)
         )
@@ -154,7 +152,6 @@ class FedFomo(LibraryStrategy):
         return {**({} if has_begun else self.state.model), **named_arrays(dict(enumerate(others)))}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Require the model and the gains of the models that were sent."""
         return {
             **expected_model(self.state.model),
             GAINS_OF_OTHERS: ExpectedArray((self.settings.models_sent,)),
@@ -181,5 +178,4 @@ class FedFomo(LibraryStrategy):
         return replace(self.state, affinities=changed)
 
     def results(self) -> Results:
-        """Return the sums of gains as ``affinities``."""
         return Results(matrices=self.state.affinities.named("affinities"))

@@ -123,23 +123,19 @@ class FedGen(ParameterStrategy):
     server_models: ServerModels
 
     def begin(self, initial: Arrays) -> FedGenState:
-        """Draw the generator."""
         classes, draw = self.plan.num_classes, random_generator(self.plan.seed, "generator")
         width = self.server_models.feature_width
         generator = new_generator(self.settings, classes, width, draw)
         return FedGenState(dict(initial), generator, np.zeros(classes, dtype=np.float32))
 
     def extra_parts(self, partition_id: int) -> Arrays:
-        """Send the generator and the shares of the classes."""
         generator = {f"{GENERATOR}{name}": part for name, part in self.state.generator.items()}
         return {**generator, SHARES: self.state.shares}
 
     def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
-        """Require the counts of the client's classes."""
         return {COUNTS: ExpectedArray((self.plan.num_classes,))}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse counts that are negative, or all 0."""
         counts = reply.arrays[COUNTS]
         if (counts < 0).any() or not counts.sum() > 0:
             raise InvalidReplyError(f"{COUNTS} should be 0 or more, and one of them above 0")

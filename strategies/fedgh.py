@@ -93,7 +93,6 @@ class FedGH(ClassMeanStrategy):
         )
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the head, the same to every client."""
         return self.state.head
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> HeadState:

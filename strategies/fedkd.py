@@ -139,7 +139,6 @@ class FedKD(SharedModelStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse an energy that falls."""
         own = FedKDSettings.model_validate(settings)
         if own.energy_end < own.energy_start:
             raise ImpossiblePlanError(
@@ -169,7 +168,6 @@ class FedKD(SharedModelStrategy):
         return {FACTORS: factors, RANKS: ExpectedArray((len(self.shapes),), "int32"), **due}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse impossible ranks, and factors of the wrong length or with a huge product."""
         factors, ranks = reply.arrays[FACTORS], reply.arrays[RANKS]
         highest = np.min(self.shapes, axis=1)
         if (ranks < 0).any() or (ranks > highest).any():

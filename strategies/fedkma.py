@@ -191,7 +191,6 @@ class FedKMA(SupernetStrategy):
     settings: FedKMASettings
 
     def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
-        """Require the mean logits of each class."""
         classes = self.plan.num_classes
         return {
             CLASS_LOGITS: ExpectedArray((classes, classes)),
@@ -199,7 +198,6 @@ class FedKMA(SupernetStrategy):
         }
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse flags other than 0 and 1."""
         if not np.isin(reply.arrays[CLASS_FLAGS], (0, 1)).all():
             raise InvalidReplyError(f"{CLASS_FLAGS} holds values other than 0 and 1")
 

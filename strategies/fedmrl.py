@@ -76,7 +76,6 @@ class FedMRL(SharedModelStrategy):
     settings: FedMRLSettings
 
     def begin(self, initial: Arrays) -> ParameterState:
-        """Start from fresh weights of the shared model with d1 features."""
         shared, models = self.settings.shared_model, self.server_models
         width = self.settings.width(models.narrowest(shared))
         return ParameterState(dict(models.initial_shared(shared, width)))

@@ -49,7 +49,6 @@ class FedPer(ParameterStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse settings that do not say which layers stay on the clients."""
         if not isinstance(settings, FedPerSettings):
             raise ImpossiblePlanError(
                 "FedPer needs fedper.personal-layers; derive "
@@ -58,6 +57,5 @@ class FedPer(ParameterStrategy):
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> slice:
-        """Return all layers but the last K_P."""
         assert isinstance(settings, FedPerSettings)
         return slice(None, -settings.personal_layers)

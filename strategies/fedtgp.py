@@ -110,7 +110,6 @@ class FedTGP(FedProto):
     server_models: ServerModels
 
     def begin(self, initial: Arrays) -> FedTGPState:
-        """Start without prototypes, and draw their generator."""
         classes, draw = self.plan.num_classes, random_generator(self.plan.seed, "prototypes")
         generator = new_generator(classes, self.width, draw)
         return FedTGPState(no_prototypes(classes, self.width), generator)

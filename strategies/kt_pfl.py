@@ -217,7 +217,6 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     state: TeacherState
 
     def begin(self, initial: Arrays) -> TeacherState:
-        """Start with equal coefficients."""
         begun, plan = super().begin(initial), self.plan
         equal = PairMatrix.equal(plan.num_clients, plan.new_client_ids)
         return TeacherState(begun.releases, begun.teachers, equal)
@@ -299,7 +298,6 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         raise NotImplementedError
 
     def results(self) -> Results:
-        """Return c as ``coefficients``."""
         return replace(super().results(), matrices=self.state.coefficients.named("coefficients"))
 
 

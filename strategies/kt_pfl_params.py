@@ -90,12 +90,10 @@ class KTpFLParams(ParameterStrategy):
     state: KTpFLParamsState
 
     def begin(self, initial: Arrays) -> KTpFLParamsState:
-        """Start with one model for all clients and equal coefficients."""
         equal = PairMatrix.equal(self.plan.num_clients, self.plan.new_client_ids)
         return KTpFLParamsState(dict(initial), equal, np.empty(0, dtype=np.int64), models={})
 
     def with_more_clients(self) -> KTpFLParamsState:
-        """Give clients that join 1/N in their rows and columns of c."""
         coefficients, size = self.state.coefficients, self.plan.num_clients
         scaled = coefficients.scaled(len(coefficients.places) / size)
         return replace(
@@ -161,5 +159,4 @@ class KTpFLParams(ParameterStrategy):
         )
 
     def results(self) -> Results:
-        """Return c as ``coefficients``."""
         return Results(matrices=self.state.coefficients.named("coefficients"))

@@ -69,11 +69,9 @@ class LGFedAvg(PersonalizedStrategy):
         return self.state.head
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the mean head."""
         return self.state.head
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Require a head, (K, d) and (K,)."""
         classes = self.plan.num_classes
         shape = classes, self.settings.feature_width or self.server_models.feature_width
         return {HEAD_WEIGHT: ExpectedArray(shape), HEAD_BIAS: ExpectedArray((classes,))}

@@ -146,7 +146,6 @@ class PerFedCKT(SoftPredictionStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse more clusters than clients."""
         super().check_plan(plan, settings)
         clusters = PerFedCKTSettings.model_validate(settings).clusters
         if clusters > plan.num_training:
@@ -156,12 +155,10 @@ class PerFedCKT(SoftPredictionStrategy):
             )
 
     def begin(self, initial: Arrays) -> CentroidState:
-        """Start without cluster assignments."""
         begun, unassigned = super().begin(initial), np.full(self.plan.num_clients, -1)
         return CentroidState(begun.releases, begun.teachers, unassigned)
 
     def with_more_clients(self) -> CentroidState:
-        """Add clients without a cluster."""
         grown, labels = (
             super().with_more_clients(),
             padded(self.state.labels, self.plan.num_clients, -1),

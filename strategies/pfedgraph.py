@@ -90,7 +90,6 @@ class PFedGraph(MixtureStrategy):
     settings: PFedGraphSettings
 
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
-        """Return the graph among some clients, shape (R, R)."""
         reported = {*self.round.trained, *self.round.new}
         joined = {n: model for n, model in models.items() if n in reported}
         sizes = self.weights_of(joined)

@@ -63,7 +63,6 @@ class PFedMe(ParameterStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse step sizes at which the proximal term makes theta diverge."""
         assert isinstance(settings, PFedMeSettings)
         if settings.personalization_weight * settings.personal_learning_rate < 2:
             return

@@ -183,7 +183,6 @@ class PrivateKT(SoftPredictionStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse options for predictions, and more knowledge samples than public ones."""
         own = PrivateKTSettings.model_validate(settings)
         reason = "since clients send labels after randomized response"
         refuse_options(own, reason, mixing="mean", clip_norm=0, noise_multiplier=0)
@@ -199,7 +198,6 @@ class PrivateKT(SoftPredictionStrategy):
         return self.server_models.names[0]
 
     def begin(self, initial: Arrays) -> PrivateKTState:
-        """Start from an initial model and an empty buffer."""
         plain, none = super().begin(initial), np.empty(0, dtype=np.int64)
         model = dict(self.server_models.initial(name=self.architecture))
         known = {field.name: getattr(plain, field.name) for field in fields(plain)}
@@ -224,12 +222,10 @@ class PrivateKT(SoftPredictionStrategy):
         return super().asked(server_round, partition_id) & self.state.knowledge
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Require a label of each knowledge sample."""
         number = int(self.asked(server_round, partition_id).sum())
         return {LABELS: ExpectedArray((number,), "uint16")} if number else {}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse labels that are no classes."""
         if LABELS in reply.arrays and (reply.arrays[LABELS] >= self.plan.num_classes).any():
             raise InvalidReplyError(f"{LABELS} hold a number beyond {self.plan.num_classes - 1}")
 
