@@ -16,8 +16,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from strategies.core.current_round import CurrentRound, Round
-from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
     DISTILLATION,
     EVALUATIONS,
@@ -35,10 +33,18 @@ from strategies.core.method_record import Need
 from strategies.core.metrics import GRADIENT_STEPS, OF_TRAINING, gradient_steps, of_model
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, Reply, TooFewRepliesError
-from strategies.core.rounds import NEW_CLIENTS, Observer, RoundRecord, log_round
-from strategies.core.server_models import ServerModels
+from strategies.core.rounds import (
+    NEW_CLIENTS,
+    CurrentRound,
+    EarlyStopping,
+    Observer,
+    Round,
+    RoundRecord,
+    StoppedEarly,
+    log_round,
+)
 from strategies.core.state import State, named_arrays, read_state
-from strategies.method import Method, Results
+from strategies.method import Method, Results, ServerModels
 
 RETURNED = {
     State: "the method's state, a dataclass derived from State",

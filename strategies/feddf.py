@@ -34,10 +34,10 @@ from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.probabilities import softmax
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import SearchRange
 from strategies.core.state import named_arrays
 from strategies.kt_pfl import PAPER
+from strategies.method import ServerModels
 from strategies.parameters import Model, ParameterState, ParameterStrategy, expected_model
 
 

@@ -31,12 +31,11 @@ from pydantic import Field
 
 from strategies.core.declarations import BUFFERS, WEIGHTS, Data, Sent, of_model
 from strategies.core.method_record import Need, Paper
-from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.settings_groups import SearchRange
-from strategies.core.state import named_arrays
+from strategies.core.state import PairMatrix, named_arrays
 from strategies.method import Results
 from strategies.parameters import LibraryState, LibraryStrategy, expected_model
 

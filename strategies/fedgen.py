@@ -37,8 +37,8 @@ from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import SearchRange
+from strategies.method import ServerModels
 from strategies.parameters import ParameterState, ParameterStrategy
 
 COUNTS, SHARES, GENERATOR = "class-counts", "class-shares", "generator/"

@@ -29,7 +29,6 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import SearchRange
 from strategies.fedproto import (
     FedProto,
@@ -38,6 +37,7 @@ from strategies.fedproto import (
     no_prototypes,
     with_prototypes,
 )
+from strategies.method import ServerModels
 from strategies.prototypes import mean_by_class, stacked
 
 

@@ -19,7 +19,7 @@ from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
 from strategies.core.declarations import BUFFERS, WEIGHTS, Sent
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.server_models import ServerModels
+from strategies.method import ServerModels
 from strategies.parameters import Model, stacked
 
 CLUSTER = "cluster"  # array of a reply: the number of the hypothesis that was trained, shape (1,)

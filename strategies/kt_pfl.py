@@ -41,11 +41,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.method_record import Paper
-from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
 from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
-from strategies.core.state import with_means
+from strategies.core.state import PairMatrix, with_means
 from strategies.method import Results
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,

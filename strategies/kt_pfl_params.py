@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.mixing import MIXINGS
-from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.probabilities import normalized_rows
 from strategies.core.replies import Arrays, Reply
 from strategies.core.settings_groups import SearchRange
+from strategies.core.state import PairMatrix
 from strategies.kt_pfl import PAPER, projected_step
 from strategies.method import Results
 from strategies.parameters import Model, ParameterState, ParameterStrategy, gram_matrix, stacked

@@ -17,17 +17,14 @@ from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.declarations import BUFFERS, MODEL_SENT
-from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.method_record import Need
 from strategies.core.metrics import TRAIN_LOSS
-from strategies.core.mixing import MIXINGS, Mix, weighted_mean
-from strategies.core.pair_matrix import PairMatrix
+from strategies.core.mixing import MIXINGS, Mix, weighted_mean, with_clipped_updates
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import ANY_ON_NODES
-from strategies.core.state import State
-from strategies.method import Results
+from strategies.core.state import PairMatrix, State
+from strategies.method import Results, ServerModels
 
 Model = dict[str, NDArray[Any]]  # a model in network format: float32 vectors by kind
 

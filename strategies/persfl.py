@@ -38,13 +38,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.client_info import ClientInfo
 from strategies.core.declarations import Data, Sent
 from strategies.core.flower import log
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import (
     Arrays,
+    ClientInfo,
     ExpectedArray,
     InvalidReplyError,
     Metric,

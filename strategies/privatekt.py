@@ -46,8 +46,8 @@ from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
 from strategies.core.probabilities import softmax
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
+from strategies.method import ServerModels
 from strategies.soft_predictions import (
     DistillationSettings,
     SoftPredictionState,

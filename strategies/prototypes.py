@@ -15,13 +15,13 @@ from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.declarations import Sent
-from strategies.core.influence_limits import with_clipped_rows
 from strategies.core.metrics import TRAIN_LOSS
+from strategies.core.mixing import with_clipped_rows
 from strategies.core.plan import Settings
 from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import OnNodes
 from strategies.core.state import State
+from strategies.method import ServerModels
 
 CLASS_MEANS = "class-means"
 """Name of a reply's means, (K, d), one row per class; rows of absent classes are ignored."""

@@ -16,8 +16,7 @@ from fedkd_flwr.training.optional_metrics import (
     measured,
 )
 from strategies.core.evaluations import read_evaluation
-from strategies.core.metrics import metric_name
-from strategies.core.optional_metrics import check_class_counts
+from strategies.core.metrics import check_class_counts, metric_name
 from strategies.core.replies import InvalidReplyError
 
 CORRECT, TOTAL = (metric_name("own", "test", name) for name in ("correct", "total"))

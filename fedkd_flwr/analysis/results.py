@@ -27,7 +27,7 @@ from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.reading import damaged, legs_of
 from strategies.core.masks import ANSWERS, from_text, unpacked_answers
-from strategies.core.optional_metrics import MEANS
+from strategies.core.metrics import MEANS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 WORST_SHARE = 0.1
@@ -123,7 +123,7 @@ def run_results(
     ``seconds`` (only where none of the other runs took place at the same time), ``path``, and with
     a target those of `cost_to_target`, seconds again only of runs that took place alone; NaN for
     what a run does not have. Columns of `AT_SECOND_MOMENTS`, of a safeguard, and of
-    `strategies.core.optional_metrics.MEANS`, means over clients, where some run has measured them;
+    `strategies.core.metrics.MEANS`, means over clients, where some run has measured them;
     those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy, and the share of them
     that are above the reference's own.
     """

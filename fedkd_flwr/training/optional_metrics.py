@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strategies.core.optional_metrics import (
+from strategies.core.metrics import (
     AREA,
     AUC,
     BALANCED_ACCURACY,

@@ -9,13 +9,13 @@ from logging import WARNING
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from strategies.core.client_info import ClientInfo
 from strategies.core.flower import log
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import NotOnSimplexError
 from strategies.core.randomness import random_generator
 from strategies.core.replies import (
     Arrays,
+    ClientInfo,
     Encodings,
     ExpectedArray,
     InvalidReplyError,

@@ -17,12 +17,18 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from strategies.core.client_info import ClientInfo, read_client, valid_name
 from strategies.core.exchange import Stragglers
 from strategies.core.flower import log
-from strategies.core.influence_limits import upper_limit
+from strategies.core.mixing import upper_limit
 from strategies.core.plan import RunPlan
-from strategies.core.replies import Arrays, InvalidReplyError, TooFewRepliesError
+from strategies.core.replies import (
+    Arrays,
+    ClientInfo,
+    InvalidReplyError,
+    TooFewRepliesError,
+    read_client,
+    valid_name,
+)
 from strategies.core.versions import difference, installed_versions, refusal
 
 KEYS = "members/keys"

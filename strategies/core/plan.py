@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from strategies.core.optional_metrics import MEASURES
+from strategies.core.metrics import MEASURES
 from strategies.core.randomness import random_generator
 from strategies.core.safeguard import SafeguardSettings
 from strategies.core.settings_groups import (
