@@ -32,7 +32,7 @@ from strategies.core.membership import MEMBERS, Membership
 from strategies.core.method_record import Need
 from strategies.core.metrics import GRADIENT_STEPS, OF_TRAINING, gradient_steps, of_model
 from strategies.core.plan import RunPlan, Settings
-from strategies.core.replies import Arrays, Reply, TooFewRepliesError
+from strategies.core.replies import Arrays, Reply, TooFewRepliesError, encoded
 from strategies.core.rounds import (
     NEW_CLIENTS,
     CurrentRound,
@@ -229,8 +229,7 @@ class PersonalizedStrategy(Method, Strategy):
         self._enter(CurrentRound(exchange.after(self.current.exchange), grid))
         self.members.meet(grid, server_round)
         self.current.start_clock()
-        free = self.members.stragglers.without(self.round.reachable)
-        sampled = self.sample(server_round, free)
+        sampled = self.sample(server_round, self.round.reachable)
         self._discard_evaluations(server_round, sampled)
         self.evaluations.begin(server_round, self.plan)
         state = self.state_before_training(server_round, sampled)
@@ -248,16 +247,16 @@ class PersonalizedStrategy(Method, Strategy):
         """Drop invalid replies, and let the method aggregate the rest."""
         server_round += self._rounds_before
         self.current.stop_clock("train")
-        exchange, stragglers = self.current.exchange, self.members.stragglers
-        in_time, late = stragglers.divided(server_round, replies, self.current.grid)
+        exchange = self.current.exchange
         expected = (
             lambda n: self.expected_arrays(server_round, n),
             (*OF_TRAINING, *self.record.train_metrics, *self.evaluations.metrics),
             self._check_train_reply,
         )
-        valid = exchange.valid_replies(in_time, *expected)
-        if late:
-            came = exchange.late_replies(late, *expected)
+        valid = exchange.valid_replies(replies, *expected)
+        if late := self.current.late_replies():
+            exchange.expect_late(late)
+            came = exchange.valid_replies(late, *expected)
             taken = {n: reply for n, reply in came.items() if self.takes_late_reply(n)}
             log(INFO, "Late replies came of clients %s; %s count", [*came], [*taken] or "none")
             valid = dict(sorted({**taken, **valid}.items()))
@@ -268,7 +267,7 @@ class PersonalizedStrategy(Method, Strategy):
             state = self.aggregate(server_round, self.bounded(valid))
         self.state = self._returned("aggregate", state, State)
         shared = self.global_model()
-        return (ArrayRecord(dict(exchange.encoded(shared))) if shared else None), None
+        return (ArrayRecord(dict(encoded(shared))) if shared else None), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -24,7 +24,6 @@ Differences from the paper
 - Adam starts anew in each round, with a constant step size and without weight decay.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -35,7 +34,7 @@ from pydantic import Field
 from strategies.core.declarations import Sent
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.randomness import random_generator
+from strategies.core.randomness import drawn_layers, random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.settings_groups import SearchRange
 from strategies.method import ServerModels
@@ -79,23 +78,6 @@ class FedGenState(ParameterState):
     """Shape (K,), the share of each class in the clients of the last round; 0 before the first."""
 
 
-def new_generator(
-    settings: FedGenSettings, classes: int, width: int, draw: np.random.Generator
-) -> dict[str, NDArray[np.float32]]:
-    """Draw layers like linear layers of PyTorch; see `FedGenState`."""
-    inputs, hidden = settings.noise_size + classes, settings.hidden_size
-    shapes: Mapping[str, tuple[int, tuple[int, ...]]] = {
-        "hidden": (inputs, (hidden, inputs)),
-        "hidden-bias": (inputs, (hidden,)),
-        "output": (hidden, (width, hidden)),
-        "output-bias": (hidden, (width,)),
-    }
-    return {
-        name: (draw.uniform(-1, 1, shape) / entering**0.5).astype(np.float32)
-        for name, (entering, shape) in shapes.items()
-    }
-
-
 def shares_by_class(counts: NDArray[Any]) -> NDArray[np.float64]:
     """Return each client's share of each class, (R, K), from counts (R, K); 0 for no samples."""
     totals = counts.sum(axis=0)
@@ -125,7 +107,8 @@ class FedGen(ParameterStrategy):
     def begin(self, initial: Arrays) -> FedGenState:
         classes, draw = self.plan.num_classes, random_generator(self.plan.seed, "generator")
         width = self.server_models.feature_width
-        generator = new_generator(self.settings, classes, width, draw)
+        inputs = self.settings.noise_size + classes
+        generator = drawn_layers(draw, inputs, self.settings.hidden_size, width)
         return FedGenState(dict(initial), generator, np.zeros(classes, dtype=np.float32))
 
     def extra_parts(self, partition_id: int) -> Arrays:

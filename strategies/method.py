@@ -51,12 +51,7 @@ class ServerModels(Protocol):
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return kind and shape of an architecture's arrays by name, in the order of its vectors.
 
-        Parameters
-        ----------
-        name : str
-            The architecture; empty for the first of the run.
-        layers : slice or str
-            The layers that are sent.
+        Without a name it is the first of the run; `layers` are those that are sent.
         """
 
     def predict(self, name: str, model: Arrays, server_round: int) -> NDArray[Any]:

@@ -190,12 +190,8 @@ class ParameterStrategy(PersonalizedStrategy):
     def layers(self, model: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return the arrays of a sent model by name, in the order of PyTorch's ``state_dict``.
 
-        They are parts of its vectors: whoever writes to them changes the model.
-
-        Parameters
-        ----------
-        model : mapping of str to ndarray
-            Vectors by kind. Arrays of kinds that it lacks are left out.
+        They are parts of its vectors: whoever writes to them changes the model. Arrays of kinds
+        that it lacks are left out.
         """
         assert self.server_models
         layout = self.server_models.layout(self.architecture, self.shared_layers(self.settings))

@@ -32,7 +32,7 @@ Differences from the paper
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -42,7 +42,7 @@ from pydantic import Field
 
 from strategies.core.declarations import Data, of_model
 from strategies.core.method_record import Need, Paper
-from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.plan import RunPlan, Settings, refuse_above
 from strategies.core.probabilities import softmax
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
@@ -186,11 +186,8 @@ class PrivateKT(SoftPredictionStrategy):
         own = PrivateKTSettings.model_validate(settings)
         reason = "since clients send labels after randomized response"
         refuse_options(own, reason, mixing="mean", clip_norm=0, noise_multiplier=0)
-        if own.knowledge_samples > plan.public_size:
-            raise ImpossiblePlanError(
-                f"privatekt.knowledge-samples = {own.knowledge_samples} is more than public-size = "
-                f"{plan.public_size}; set it to at most that."
-            )
+        samples, size = own.knowledge_samples, plan.public_size
+        refuse_above("privatekt.knowledge-samples", samples, size, f"public-size = {size}")
 
     @property
     def architecture(self) -> str:
@@ -200,10 +197,8 @@ class PrivateKT(SoftPredictionStrategy):
     def begin(self, initial: Arrays) -> PrivateKTState:
         plain, none = super().begin(initial), np.empty(0, dtype=np.int64)
         model = dict(self.server_models.initial(name=self.architecture))
-        known = {field.name: getattr(plain, field.name) for field in fields(plain)}
-        return PrivateKTState(
-            **known, model=model, knowledge=self.drawn(1, model), samples=none, labels=none
-        )
+        samples = self.drawn(1, model)
+        return PrivateKTState(plain.releases, plain.teachers, model, samples, none, none)
 
     def drawn(self, server_round: int, model: Arrays) -> NDArray[np.bool_]:
         """Draw the knowledge samples of a round, a mask (P,)."""

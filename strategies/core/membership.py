@@ -17,7 +17,6 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from strategies.core.exchange import Stragglers
 from strategies.core.flower import log
 from strategies.core.mixing import upper_limit
 from strategies.core.plan import RunPlan
@@ -160,7 +159,6 @@ class Membership:
         self.owners = Owners(plan.num_clients if plan.bind_partitions else 0)
         self._absent: list[int] = []
         self.starts = [0]
-        self.stragglers = Stragglers(plan, self.clients)
 
     def saved_arrays(self) -> dict[str, NDArray[Any]]:
         """Return starts, owners of partitions, sizes, and the hashes that clients share."""

@@ -29,6 +29,14 @@ class ImpossiblePlanError(ValueError):
     """An impossible combination of settings; the message says what is allowed."""
 
 
+def refuse_above(key: str, value: int, most: int, limit: str) -> None:
+    """Refuse a setting above a limit, which is given in words too. Raises `ImpossiblePlanError`."""
+    if value > most:
+        raise ImpossiblePlanError(
+            f"{key} = {value} is more than {limit}; set it to at most {most}."
+        )
+
+
 class Settings(SettingsGroup):
     """A method's own settings, read from its table of the run config.
 
@@ -128,11 +136,6 @@ class PlanSettings(SettingsGroup):
     for all. A client that is late gets no message until it has replied. Its soft predictions count
     in the round in which they come, if `public_size` is the whole public set; else they are
     dropped, as parameters are."""
-    delay: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.0, ge=0)
-    """Simulates late clients, with `close_after`: mean of the seconds after which a training reply
-    comes, where no time passes. A client's own mean and each delay are drawn from exponential
-    distributions. A reply that is late comes in the next round; a run that is stopped before loses
-    it."""
 
     @property
     def num_new(self) -> int:
@@ -172,10 +175,6 @@ class PlanSettings(SettingsGroup):
             raise ImpossiblePlanError(
                 f"fraction-train = {self.fraction_train:g} of {self.num_training} clients is less "
                 f"than one client per round; set it to at least {1 / self.num_training:.3g}."
-            )
-        if self.delay and not self.close_after:
-            raise ImpossiblePlanError(
-                "delay needs close-after, the seconds that a round waits for late clients."
             )
         if self.min_replies > self.sample_size:
             raise ImpossiblePlanError(
@@ -226,25 +225,10 @@ def sample_clients(
     probabilities: NDArray[np.float64] | None = None,
     purpose: str = "sampling",
 ) -> list[int]:
-    """Sample clients without replacement, as a function of seed and round.
+    """Sample clients without replacement, as a function of seed, round and purpose.
 
-    Parameters
-    ----------
-    candidates : sequence of int
-        Partition-ids of the reachable clients, in ascending order.
-    size : int
-        Number of clients to sample; all candidates if there are no more.
-    seed, server_round : int
-        Seed and round of the draw.
-    probabilities : ndarray, optional
-        Shape (len(candidates),), positive weights of the candidates; uniform if omitted.
-    purpose : str
-        What the draw is for; draws for other purposes are independent.
-
-    Returns
-    -------
-    list of int
-        Sampled partition-ids in ascending order.
+    Candidates and sample are partition-ids in ascending order; all candidates if there are no more
+    than `size`. `probabilities` are positive weights of the candidates, uniform if omitted.
     """
     if size >= len(candidates):
         return sorted(candidates)

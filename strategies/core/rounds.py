@@ -164,6 +164,10 @@ class CurrentRound:
         assert self.grid is not None, "no message is sent before the first round"
         return self.grid.send_and_receive(messages, timeout=timeout)
 
+    def late_replies(self) -> Iterable[Message]:
+        """Return what has come to messages of earlier rounds (``close-after``)."""
+        return getattr(self.grid, "late_replies", tuple)()
+
     def keep(self, metrics: dict[int, dict[str, float]], clients: Mapping[int, ClientInfo]) -> None:
         """Store the metrics of the train replies, by partition-id."""
         self.metrics, self.num_replies = metrics, len(metrics)
