@@ -88,7 +88,7 @@ def build_fitting(
         return _tried(name, shape, classes, search_space)
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        fitting = ", ".join(fitting_models(shape, classes, search_space))
+        fitting = ", ".join(one for one in MODELS if _fits(one, shape, classes, search_space))
         if not fitting:
             raise ValueError(f"model {name} cannot be built: {reason}") from None
         listed = ", ".join(map(str, shape))
@@ -96,13 +96,6 @@ def build_fitting(
             f"model {name} takes no samples (n, {listed}); built-in models that do: {fitting}; or "
             f"set models to your own module:object ({reason})"
         ) from None
-
-
-def fitting_models(
-    shape: Shape, classes: int, search_space: SupernetSettings | None = None
-) -> list[str]:
-    """Return the names of the built-in models that take samples of a shape."""
-    return [name for name in MODELS if _fits(name, shape, classes, search_space)]
 
 
 def returns_probabilities(model: nn.Module, shape: Shape) -> bool:

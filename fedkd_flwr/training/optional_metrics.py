@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strategies.core.metrics import (
-    AREA,
     AUC,
     BALANCED_ACCURACY,
     CALIBRATION,
@@ -50,7 +49,7 @@ def measured(
         numbers[CALIBRATION_ERROR] = calibration_error(torch.softmax(logits, dim=1), labels)
     if AUC in measures and is_finite:
         area = area_under_curves(torch.softmax(logits, dim=1), labels)
-        numbers |= {} if area is None else {AREA: area}
+        numbers |= {} if area is None else {AUC: area}
     if F1 in measures:
         numbers[F1] = macro_f1(logits.argmax(dim=1), labels)
     if BALANCED_ACCURACY in measures:

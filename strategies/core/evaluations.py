@@ -6,7 +6,7 @@ They are rows of one table, from which the accuracies of clients and rounds foll
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -158,17 +158,11 @@ def evaluated_metrics(
     plan: PlanSettings, classes: int, evaluates: Iterable[EvaluatedModel] = ()
 ) -> tuple[Metric, ...]:
     """Return what clients may report of models that they evaluate: their own and others."""
-    return _evaluated_metrics(plan.safeguard.is_on, plan.measures, classes, tuple(evaluates))
-
-
-@cache
-def _evaluated_metrics(
-    is_guarded: bool, measures: tuple[str, ...], classes: int, evaluates: tuple[EvaluatedModel, ...]
-) -> tuple[Metric, ...]:
+    guarded = plan.safeguard.is_on
     return (
-        *metrics_of(("own", *evaluates, *(GUARDED if is_guarded else ()))),
-        *measured_metrics(measures, classes),
-        *(SAFEGUARD_METRICS if is_guarded else ()),
+        *metrics_of(("own", *evaluates, *(GUARDED if guarded else ()))),
+        *measured_metrics(plan.measures, classes),
+        *(SAFEGUARD_METRICS if guarded else ()),
         FINE_TUNING_STEPS,
     )
 

@@ -217,13 +217,9 @@ MEASURES = (CALIBRATION, AUC, F1, BALANCED_ACCURACY, CLASSES)  # allowed words o
 CALIBRATION_ERROR = "calibration-error"
 """Metric: expected calibration error of a client's model on its test split, in [0, 1]."""
 
-AREA = "auc"  # metric: mean area under the ROC curve of each class against the rest, in [0, 1]
-
 METRIC_OF = {
     CALIBRATION: CALIBRATION_ERROR,
-    AUC: AREA,
-    F1: F1,
-    BALANCED_ACCURACY: BALANCED_ACCURACY,
+    **{name: name for name in (AUC, F1, BALANCED_ACCURACY)},
 }
 """The metric of each measure that is a single number."""
 
