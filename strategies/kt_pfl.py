@@ -192,9 +192,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     def with_more_clients(self) -> TeacherState:
         """Give clients that join 1/N in their rows and columns of c, and the mean teacher."""
         grown, size = super().with_more_clients(), self.plan.num_clients
-        before = self.state.coefficients
-        share = len(before.places) / size
-        more = before.scaled(share).with_more_clients(size, 1 / size, 1 / size, 1)
+        more = self.state.coefficients.with_equal_clients(size)
         teachers = with_means(grown.teachers, min(size, len(more.values) + 1))
         return TeacherState(grown.releases, teachers, more)
 

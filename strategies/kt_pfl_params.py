@@ -94,11 +94,8 @@ class KTpFLParams(ParameterStrategy):
         return KTpFLParamsState(dict(initial), equal, np.empty(0, dtype=np.int64), models={})
 
     def with_more_clients(self) -> KTpFLParamsState:
-        coefficients, size = self.state.coefficients, self.plan.num_clients
-        scaled = coefficients.scaled(len(coefficients.places) / size)
-        return replace(
-            self.state, coefficients=scaled.with_more_clients(size, 1 / size, 1 / size, 1)
-        )
+        grown = self.state.coefficients.with_equal_clients(self.plan.num_clients)
+        return replace(self.state, coefficients=grown)
 
     def model_for(self, partition_id: int) -> Model:
         """Mix the last round's models by the client's row of c."""

@@ -151,9 +151,7 @@ class Encodings:
 
     def of(self, arrays: Arrays) -> Payload:
         """Encode arrays for the network; an array for several clients is encoded once."""
-        for name, array in arrays.items():
-            require_array(name, array)
-        return {name: self._encoded(array) for name, array in arrays.items()}
+        return {name: self._encoded(required(name, array)) for name, array in arrays.items()}
 
     def _encoded(self, array: NDArray[Any]) -> Array:
         key = id(array)
@@ -170,19 +168,19 @@ def _forget(encodings: "weakref.ref[Encodings]", key: int, _gone: object) -> Non
         kept._kept.pop(key)
 
 
-def require_array(name: str, value: object) -> None:
-    """Refuse what a method sends if it is no array of numbers. Raises `TypeError`."""
+def required(name: str, value: Any) -> NDArray[Any]:
+    """Return what a method sends; refuse what is no array of numbers. Raises `TypeError`."""
     dtype = getattr(value, "dtype", None)
     if dtype is None or getattr(dtype, "kind", "f") not in "biuf":
         kind = f"a {type(value).__name__}" if dtype is None else f"an array of {dtype}"
         raise TypeError(f"{name} is {kind}; a message holds arrays of numbers: numpy.asarray(...)")
+    array: NDArray[Any] = value
+    return array
 
 
 def encoded(arrays: Arrays) -> Payload:
     """Encode arrays for the network."""
-    for name, array in arrays.items():
-        require_array(name, array)
-    return {name: Array(array) for name, array in arrays.items()}
+    return {name: Array(required(name, array)) for name, array in arrays.items()}
 
 
 def decoded(payload: Payload) -> dict[str, NDArray[Any]]:

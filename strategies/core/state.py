@@ -232,14 +232,16 @@ class PairMatrix:
         values[np.ix_(self.places[_ids(receivers)], self.places[_ids(givers)])] = entries
         return replace(self, values=values)
 
-    def scaled(self, factor: float) -> "PairMatrix":
-        """Return the matrix with all entries multiplied by a factor."""
-        return replace(
+    def with_equal_clients(self, num_clients: int) -> "PairMatrix":
+        """Return the matrix for N clients, where those that join have 1/N; rows still sum to 1."""
+        share = len(self.places) / num_clients
+        scaled = replace(
             self,
-            values=self.values * factor,
-            diagonal=self.diagonal * factor,
-            receivers=self.receivers * factor,
+            values=self.values * share,
+            diagonal=self.diagonal * share,
+            receivers=self.receivers * share,
         )
+        return scaled.with_more_clients(num_clients, 1 / num_clients, 1 / num_clients, 1)
 
     def with_more_clients(
         self, num_clients: int, diagonal: float = 0.0, receiver: float = 0.0, giver: float = 0.0
