@@ -70,8 +70,7 @@ class FedAMP(MixtureStrategy):
 
     record = MixtureStrategy.record.derived(
         paper=Paper(
-            authors="Yutao Huang, Lingyang Chu, Zirui Zhou, Lanjun Wang, Jiangchuan Liu, Jian "
-            "Pei, Yong Zhang",
+            authors="Y. Huang, L. Chu, Z. Zhou, L. Wang, J. Liu, J. Pei, Y. Zhang",
             title="Personalized Cross-Silo Federated Learning on Non-IID Data",
             venue="AAAI",
             year=2021,

@@ -43,7 +43,7 @@ class FedBABU(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Jaehoon Oh, Sangmook Kim, Se-Young Yun",
+            authors="J. Oh, S. Kim, S.-Y. Yun",
             title="FedBABU: Toward Enhanced Representation for Federated Image Classification",
             venue="ICLR",
             year=2022,

@@ -53,8 +53,8 @@ class FedDyn(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, "
-            "Paul N. Whatmough, Venkatesh Saligrama",
+            authors="D. A. E. Acar, Y. Zhao, R. M. Navarro, M. Mattina, P. N. Whatmough, "
+            "V. Saligrama",
             title="Federated Learning Based on Dynamic Regularization",
             venue="ICLR",
             year=2021,

@@ -103,7 +103,7 @@ class FedFomo(LibraryStrategy):
 
     record = LibraryStrategy.record.derived(
         paper=Paper(
-            authors="Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez",
+            authors="M. Zhang, K. Sapra, S. Fidler, S. Yeung, J. M. Alvarez",
             title="Personalized Federated Learning with First Order Model Optimization",
             venue="ICLR",
             year=2021,

@@ -69,7 +69,6 @@ class FedMRL(SharedModelStrategy):
             year=2024,
             arxiv="2406.00488",
         ),
-        exchanged="parameters of a shared model",
         settings_type=FedMRLSettings,
         dp_sgd=True,
     )

@@ -36,8 +36,7 @@ class FedPer(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Manoj Ghuhana Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav "
-            "Choudhary",
+            authors="M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary",
             title="Federated Learning with Personalization Layers",
             year=2019,
             arxiv="1912.00818",

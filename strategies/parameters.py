@@ -150,7 +150,6 @@ class ParameterStrategy(PersonalizedStrategy):
     state: ParameterState
 
     def begin(self, initial: Arrays) -> ParameterState:
-        """Start from the initial global model."""
         return ParameterState(dict(initial))
 
     # ---- Hooks of parameter methods --------------------------------------------------
@@ -209,7 +208,6 @@ class ParameterStrategy(PersonalizedStrategy):
     # ---- Hooks of every strategy -----------------------------------------------------
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the client its model and the extra parts."""
         return {**self.model_for(partition_id), **self.extra_parts(partition_id)}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
@@ -225,11 +223,9 @@ class ParameterStrategy(PersonalizedStrategy):
         return with_clipped_updates(replies, self.sent_to, self.plan.update_cap)
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ParameterState:
-        """Aggregate the models in the replies."""
         return self.aggregate_models(server_round, self.models_in(replies))
 
     def global_model(self) -> Arrays:
-        """Return the global model."""
         return self.state.model
 
 
@@ -241,6 +237,7 @@ class SharedModelStrategy(ParameterStrategy):
     """
 
     record = ParameterStrategy.record.derived(
+        exchanged="parameters of a shared model",
         needs=(),
         settings_type=SharedModelSettings,
         evaluates_trained_model=True,
@@ -251,11 +248,9 @@ class SharedModelStrategy(ParameterStrategy):
 
     @property
     def architecture(self) -> str:
-        """The architecture of the shared model."""
         return self.settings.shared_model
 
     def begin(self, initial: Arrays) -> ParameterState:
-        """Start from fresh weights of the shared model."""
         return super().begin(self.server_models.initial_shared(self.architecture))
 
 
@@ -279,7 +274,6 @@ class LibraryStrategy(ParameterStrategy):
     state: LibraryState
 
     def begin(self, initial: Arrays) -> LibraryState:
-        """Start from the initial model, with an empty library."""
         return LibraryState(dict(initial), library={})
 
     def sent_to(self, reply: Reply) -> Arrays:
@@ -330,7 +324,6 @@ class MixtureStrategy(LibraryStrategy):
         """
 
     def begin(self, initial: Arrays) -> MixtureState:
-        """Start with weight 1 of each client on itself."""
         identity = PairMatrix.identity(self.plan.num_clients)
         return MixtureState(dict(initial), library={}, attention=identity)
 
@@ -368,7 +361,6 @@ class MixtureStrategy(LibraryStrategy):
         return AVERAGES[self.plan.mixing](list(library.values()), weights)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the client its mixture, and the extra parts."""
         return {**self.mixture_sent_to(partition_id), **self.extra_parts(partition_id)}
 
     def sent_to(self, reply: Reply) -> Arrays:
@@ -380,5 +372,4 @@ class MixtureStrategy(LibraryStrategy):
         return self.round.once(partition_id, lambda: self.model_for(partition_id))
 
     def results(self) -> Results:
-        """Return the weights of the mixtures."""
         return Results(matrices=self.state.attention.named(self.matrix_name))

@@ -78,7 +78,7 @@ class PFedGraph(MixtureStrategy):
 
     record = MixtureStrategy.record.derived(
         paper=Paper(
-            authors="Rui Ye, Zhenyang Ni, Fangzhao Wu, Siheng Chen, Yanfeng Wang",
+            authors="R. Ye, Z. Ni, F. Wu, S. Chen, Y. Wang",
             title="Personalized Federated Learning with Inferred Collaboration Graphs",
             venue="ICML",
             year=2023,

@@ -49,7 +49,7 @@ class PFedMe(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Canh T. Dinh, Nguyen H. Tran, Tuan Dung Nguyen",
+            authors="C. T. Dinh, N. H. Tran, T. D. Nguyen",
             title="Personalized Federated Learning with Moreau Envelopes",
             venue="NeurIPS",
             year=2020,

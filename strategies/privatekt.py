@@ -191,7 +191,6 @@ class PrivateKT(SoftPredictionStrategy):
 
     @property
     def architecture(self) -> str:
-        """The architecture of the server's model."""
         return self.server_models.names[0]
 
     def begin(self, initial: Arrays) -> PrivateKTState:

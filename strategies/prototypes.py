@@ -66,7 +66,6 @@ class ClassMeanStrategy(PersonalizedStrategy):
         return width or self.server_models.feature_width
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Require class means, (K, d), and counts, (K,)."""
         classes = self.plan.num_classes
         return {
             CLASS_MEANS: ExpectedArray((classes, self.width)),

@@ -79,8 +79,7 @@ class Scaffold(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, "
-            "Sebastian U. Stich, Ananda Theertha Suresh",
+            authors="S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh",
             title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
             venue="ICML",
             year=2020,

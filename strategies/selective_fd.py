@@ -100,7 +100,7 @@ class SelectiveFD(SoftPredictionStrategy):
 
     record = SoftPredictionStrategy.record.derived(
         paper=Paper(
-            authors="Jiawei Shao, Fangzhao Wu, Jun Zhang",
+            authors="J. Shao, F. Wu, J. Zhang",
             title="Selective Knowledge Sharing for Privacy-Preserving Federated "
             "Distillation without A Good Teacher",
             venue="Nature Communications 15",
