@@ -57,17 +57,21 @@ def test_f1_and_balanced_accuracy_by_hand():
     assert macro_f1(labels, labels) == balanced_accuracy(labels, labels) == 1
 
 
+def occurring(counts):
+    return counts > 0
+
+
 def test_counts_tell_held_classes_from_others():
     logits = torch.eye(3)[[0, 1, 2, 0, 1]]
     labels = torch.tensor([0, 0, 2, 2, 2])
-    numbers = measured(logits, labels, HELD, ("classes",))
+    numbers = measured(logits, labels, HELD, ("classes",), occurring)
     assert numbers == {
         "class-0-correct": 1, "class-0-total": 2, "class-2-correct": 1, "class-2-total": 3,
         "held-correct": 1, "held-total": 2,
     }  # fmt: skip
     check_class_counts({CORRECT: 2, TOTAL: 5, **numbers})
-    assert measured(logits, labels, HELD, ()) == {}
-    diverged = measured(logits * torch.nan, labels, HELD, ("calibration", "auc"))
+    assert measured(logits, labels, HELD, (), occurring) == {}
+    diverged = measured(logits * torch.nan, labels, HELD, ("calibration", "auc"), occurring)
     assert diverged == {}
 
 

@@ -26,17 +26,12 @@ ClassFilter = Callable[[NDArray[Any]], NDArray[np.bool_]]
 """Maps counts by class, (K,), to the classes that may be reported, (K,)."""
 
 
-def every_class(counts: NDArray[Any]) -> NDArray[np.bool_]:
-    """Report every class that occurs."""
-    return np.asarray(counts > 0)
-
-
 def measured(
     logits: Tensor,
     labels: Tensor,
     held: Tensor,
     measures: Collection[str],
-    reported: ClassFilter = every_class,
+    reported: ClassFilter,
 ) -> dict[str, float]:
     """Return the values of some measures that the labels define, by metric name.
 
@@ -102,7 +97,7 @@ def balanced_accuracy(predictions: Tensor, labels: Tensor) -> float:
 
 
 def counts_by_class(
-    logits: Tensor, labels: Tensor, held: Tensor, reported: ClassFilter = every_class
+    logits: Tensor, labels: Tensor, held: Tensor, reported: ClassFilter
 ) -> dict[str, float]:
     """Return correct predictions and samples of each reported class, and of those held."""
     is_right = logits.argmax(dim=1) == labels
