@@ -180,18 +180,10 @@ class FedKD(SharedModelStrategy):
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Replace factors by the updates of the weights, and clip these."""
-        others = self.state.model.keys() - {WEIGHTS}
-        restored_replies = {
-            n: replace(
-                reply,
-                arrays={
-                    WEIGHTS: self.update_in(reply.arrays),
-                    **{kind: reply.arrays[kind] for kind in others},
-                },
-            )
-            for n, reply in replies.items()
-        }
-        return super().bounded(restored_replies)
+        updates = {n: {WEIGHTS: self.update_in(reply.arrays)} for n, reply in replies.items()}
+        return super().bounded(
+            {n: replace(r, arrays={**r.arrays, **updates[n]}) for n, r in replies.items()}
+        )
 
     def sent_to(self, reply: Reply) -> Arrays:
         """Return zero for the weights, whose updates travel, and the other kinds."""

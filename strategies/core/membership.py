@@ -7,7 +7,7 @@ are used only in this module and in messages.
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any
@@ -259,7 +259,8 @@ class Membership:
             if left <= 0:
                 break
             if len(nodes) != logged:
-                log(INFO, "Waiting up to %.0f s for %d clients: %s", left, wanted, _so_far(nodes))
+                log(INFO, "Waiting up to %.0f s for %d clients: %d are connected (num-clients=0 takes "
+                    "all that are connected)", left, wanted, len(nodes))  # fmt: skip
                 logged = len(nodes)
             time.sleep(0.2)
         if not is_first or len(nodes) >= wanted:
@@ -369,10 +370,6 @@ class Membership:
             f"{len(self.clients)} valid clients are fewer than min-replies = "
             f"{self.plan.min_replies}; the first reason: {first}."
         )
-
-
-def _so_far(nodes: Collection[int]) -> str:
-    return f"{len(nodes)} are connected (num-clients=0 takes all that are connected)"
 
 
 def most_common(hashes: Iterable[str]) -> str:

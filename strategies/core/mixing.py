@@ -130,13 +130,14 @@ def with_clipped_updates(
     }
     bounded = {}
     for n, reply in replies.items():
-        above = [name for name in names if norms[n][name] > limits[name]]
-        for name in above:
+        sent, arrays = sent_to(reply), dict(reply.arrays)
+        for name in (name for name in names if norms[n][name] > limits[name]):
             log(WARNING, "Clipped: client %d, the norm of the update of its %s is %.3g, and %.3g "
                 "is allowed (update-cap = %g)", n, name, norms[n][name], limits[name],
                 multiple)  # fmt: skip
-        shares = {name: limits[name] / norms[n][name] for name in above}
-        bounded[n] = _with_shorter_updates(reply, sent_to, shares) if shares else reply
+            shorter = limits[name] / norms[n][name] * (arrays[name] - sent[name])
+            arrays[name] = (sent[name] + shorter).astype(arrays[name].dtype)
+        bounded[n] = replace(reply, arrays=arrays)
     return bounded
 
 
@@ -166,16 +167,3 @@ def with_clipped_rows(
         shorter = (rows * shares).astype(rows.dtype)
         bounded[n] = replace(replies[n], arrays={**replies[n].arrays, name: shorter})
     return bounded
-
-
-def _with_shorter_updates(
-    reply: Reply, sent_to: Callable[[Reply], Arrays], shares: Mapping[str, float]
-) -> Reply:
-    sent = sent_to(reply)
-    shorter = {
-        name: (sent[name] + share * (reply.arrays[name] - sent[name])).astype(
-            reply.arrays[name].dtype
-        )
-        for name, share in shares.items()
-    }
-    return replace(reply, arrays={**reply.arrays, **shorter})
