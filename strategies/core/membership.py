@@ -259,8 +259,8 @@ class Membership:
             if left <= 0:
                 break
             if len(nodes) != logged:
-                log(INFO, "Waiting up to %.0f s for %d clients: %d are connected (num-clients=0 takes "
-                    "all that are connected)", left, wanted, len(nodes))  # fmt: skip
+                log(INFO, "Waiting up to %.0f s for %d clients: %d are connected (num-clients=0 "
+                    "takes all that are connected)", left, wanted, len(nodes))  # fmt: skip
                 logged = len(nodes)
             time.sleep(0.2)
         if not is_first or len(nodes) >= wanted:
