@@ -249,26 +249,22 @@ def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, .
 
 def check_class_counts(metrics: Mapping[str, float]) -> None:
     """Refuse counts by class that do not add up to those of the own model, which were checked."""
-    totals = {n: count for n, count in metrics.items() if n.endswith("-total") and _by_class(n)}
-    rights = {n: count for n, count in metrics.items() if n.endswith("-correct") and _by_class(n)}
-    if not totals and not rights:
+    by_class = {n.rpartition("-")[0] for n in metrics if n.startswith(("class-", "held-"))}
+    if not by_class:
         return
     own = [metric_name("own", "test", name) for name in ("correct", "total")]
     if not metrics.keys() >= {*own}:
         raise InvalidReplyError("reports counts by class without the total counts")
-    pairs = [(rights.get(n.replace("-total", "-correct"), -1), totals[n]) for n in totals]
+    pairs = [(metrics.get(f"{n}-correct", -1), metrics.get(f"{n}-total", -1)) for n in by_class]
     held = metrics.get("held-correct", -1), metrics.get("held-total", -1)
     right, of = (metrics[name] for name in own)
     # A node does not report its small classes, neither one by one nor among those held.
     nested = (0, 0), held, totals_of_classes(metrics), (right, of)
-    fits = (
-        len(rights) == len(totals)
-        and all(0 <= right <= total and right == int(right) for right, total in pairs)
-        # Of the samples that each adds to the one before, no more are right than there are.
-        and all(
-            0 <= right - less_right <= total - less_total
-            for (less_right, less_total), (right, total) in pairwise(nested)
-        )
+    fits = all(0 <= right <= total and right == int(right) for right, total in pairs)
+    # Of the samples that each adds to the one before, no more are right than there are.
+    fits &= all(
+        0 <= right - less_right <= total - less_total
+        for (less_right, less_total), (right, total) in pairwise(nested)
     )
     if not fits:
         raise InvalidReplyError("reports counts by class that do not add up to the total counts")
@@ -279,7 +275,3 @@ def totals_of_classes(metrics: Mapping[str, float]) -> tuple[float, float]:
     of_classes = {name: count for name, count in metrics.items() if name.startswith("class-")}
     correct = sum(count for name, count in of_classes.items() if name.endswith("-correct"))
     return correct, sum(of_classes.values()) - correct
-
-
-def _by_class(name: str) -> bool:
-    return name.startswith(("class-", "held-"))
