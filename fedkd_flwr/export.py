@@ -22,8 +22,8 @@ from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import Scaling, scaling_from
 from fedkd_flwr.files import replacing
 from fedkd_flwr.models.build import build_model, checked_custom_model
-from fedkd_flwr.models.darts.genotype import Genotype, SearchSpace, SupernetSettings
 from fedkd_flwr.models.estimators import EstimatorModel, estimator_to_read, is_estimator
+from fedkd_flwr.models.genotype import SupernetSettings
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.training.blending import Blend, BlendedModel
@@ -72,8 +72,7 @@ def model_card(
     if shared_model:
         card["shared-model"] = shared_model
     if not {model_name, shared_model}.isdisjoint(DARTS_MODELS):
-        space = run.models.search_space
-        card["supernet"], card["genotype"] = asdict(space.settings), space.genotype.to_text()
+        card["supernet"] = asdict(run.models.search_space)
     return card
 
 
@@ -208,8 +207,7 @@ def load_model(
     search_space = None
     if "supernet" in card:
         settings = {**card["supernet"], "operations": tuple(card["supernet"]["operations"])}
-        genotype = Genotype.from_text(card["genotype"])
-        search_space = SearchSpace(SupernetSettings(**settings), genotype)
+        search_space = SupernetSettings(**settings)
     shape, classes = tuple(card["shape"]), card["classes"]
     custom = [name for name in (card["model"], card.get("shared-model", "")) if is_custom(name)]
     builders = {} if builder is None else builder

@@ -48,7 +48,7 @@ class APFL(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Yuyang Deng, Mohammad Mahdi Kamani, Mehrdad Mahdavi",
+            authors="Y. Deng, M. M. Kamani, M. Mahdavi",
             title="Adaptive Personalized Federated Learning",
             year=2020,
             arxiv="2003.13461",

@@ -86,16 +86,13 @@ class FD(ClassMeanStrategy):
         return self.plan.num_classes
 
     def begin(self, initial: Arrays) -> FDState:
-        """Start without targets."""
         return FDState(np.empty((0, self.width, self.width), dtype=np.float32))
 
     def with_more_clients(self) -> FDState:
-        """Add clients without targets until the next round."""
         targets = self.state.targets
         return FDState(padded(targets, self.plan.num_clients)) if len(targets) else self.state
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse mean predictions that are off the simplex."""
         super().check_reply(reply)
         held = reply.arrays[CLASS_COUNTS] > 0
         check_simplex(reply.arrays[CLASS_MEANS][held], CLASS_MEANS)

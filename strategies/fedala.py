@@ -58,8 +58,7 @@ class FedALA(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma, "
-            "Haibing Guan",
+            authors="J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan",
             title="FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
             venue="AAAI",
             year=2023,

@@ -74,8 +74,7 @@ class FedAMP(MixtureStrategy):
 
     record = MixtureStrategy.record.derived(
         paper=Paper(
-            authors="Yutao Huang, Lingyang Chu, Zirui Zhou, Lanjun Wang, Jiangchuan Liu, Jian "
-            "Pei, Yong Zhang",
+            authors="Y. Huang, L. Chu, Z. Zhou, L. Wang, J. Liu, J. Pei, Y. Zhang",
             title="Personalized Cross-Silo Federated Learning on Non-IID Data",
             venue="AAAI",
             year=2021,
@@ -88,6 +87,5 @@ class FedAMP(MixtureStrategy):
     settings: FedAMPSettings
 
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
-        """Return the weights of u among some clients' models, shape (R, R)."""
         distances = squared_distances(gram_matrix(list(models.values())))
         return attention_weights(distances, self.settings.attention_step, self.settings.sigma)

@@ -76,7 +76,6 @@ class FedAPEN(SharedModelStrategy):
             venue="KDD",
             year=2023,
         ),
-        exchanged="parameters of a shared model",
         settings_type=FedAPENSettings,
         evaluates_trained_model=False,
         train_metrics=(TRAIN_LOSS, Metric("private-weight", low=0, high=1)),

@@ -43,7 +43,7 @@ class FedBABU(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Jaehoon Oh, Sangmook Kim, Se-Young Yun",
+            authors="J. Oh, S. Kim, S.-Y. Yun",
             title="FedBABU: Toward Enhanced Representation for Federated Image Classification",
             venue="ICLR",
             year=2022,
@@ -56,5 +56,4 @@ class FedBABU(ParameterStrategy):
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> slice:
-        """Return all layers but the last."""
         return slice(None, -1)

@@ -34,10 +34,10 @@ from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.probabilities import softmax
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.core.state import named_arrays
 from strategies.kt_pfl import PAPER
+from strategies.method import ServerModels
 from strategies.parameters import Model, ParameterState, ParameterStrategy, expected_model
 
 
@@ -99,7 +99,6 @@ class FedDF(ParameterStrategy):
     server_models: ServerModels
 
     def begin(self, initial: Arrays) -> FedDFState:
-        """Start every architecture from its initial weights."""
         models = self.server_models
         return FedDFState({}, {name: dict(models.initial(name=name)) for name in models.names})
 
@@ -113,7 +112,6 @@ class FedDF(ParameterStrategy):
         return self.state.models[self.architecture_of(partition_id)]
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Ask for a model of the client's architecture."""
         return expected_model(self.model_for(partition_id))
 
     def by_architecture(self, replies: Mapping[int, Reply]) -> dict[str, dict[int, Reply]]:
@@ -169,7 +167,6 @@ class FedDF(ParameterStrategy):
         }
 
     def global_model(self) -> Arrays:
-        """Return the global models of all architectures."""
         return named_arrays(self.state.models)
 
 

@@ -55,8 +55,8 @@ class FedDyn(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, "
-            "Paul N. Whatmough, Venkatesh Saligrama",
+            authors="D. A. E. Acar, Y. Zhao, R. M. Navarro, M. Mattina, P. N. Whatmough, "
+            "V. Saligrama",
             title="Federated Learning Based on Dynamic Regularization",
             venue="ICLR",
             year=2021,
@@ -70,7 +70,6 @@ class FedDyn(ParameterStrategy):
     state: FedDynState
 
     def begin(self, initial: Arrays) -> FedDynState:
-        """Start from the initial model without drift."""
         zeros = {kind: np.zeros_like(v) for kind, v in initial.items() if kind != BUFFERS}
         return FedDynState(dict(initial), drift=zeros)
 

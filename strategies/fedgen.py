@@ -24,7 +24,6 @@ Differences from the paper
 - Adam starts anew in each round, with a constant step size and without weight decay.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -35,10 +34,10 @@ from pydantic import Field
 from strategies.core.declarations import Sent
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.randomness import random_generator
+from strategies.core.randomness import drawn_layers, random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
+from strategies.method import ServerModels
 from strategies.parameters import ParameterState, ParameterStrategy
 
 COUNTS, SHARES, GENERATOR = "class-counts", "class-shares", "generator/"
@@ -81,23 +80,6 @@ class FedGenState(ParameterState):
     """Shape (K,), the share of each class in the clients of the last round; 0 before the first."""
 
 
-def new_generator(
-    settings: FedGenSettings, classes: int, width: int, draw: np.random.Generator
-) -> dict[str, NDArray[np.float32]]:
-    """Draw layers like linear layers of PyTorch; see `FedGenState`."""
-    inputs, hidden = settings.noise_size + classes, settings.hidden_size
-    shapes: Mapping[str, tuple[int, tuple[int, ...]]] = {
-        "hidden": (inputs, (hidden, inputs)),
-        "hidden-bias": (inputs, (hidden,)),
-        "output": (hidden, (width, hidden)),
-        "output-bias": (hidden, (width,)),
-    }
-    return {
-        name: (draw.uniform(-1, 1, shape) / entering**0.5).astype(np.float32)
-        for name, (entering, shape) in shapes.items()
-    }
-
-
 def shares_by_class(counts: NDArray[Any]) -> NDArray[np.float64]:
     """Return each client's share of each class, (R, K), from counts (R, K); 0 for no samples."""
     totals = counts.sum(axis=0)
@@ -125,23 +107,20 @@ class FedGen(ParameterStrategy):
     server_models: ServerModels
 
     def begin(self, initial: Arrays) -> FedGenState:
-        """Draw the generator."""
         classes, draw = self.plan.num_classes, random_generator(self.plan.seed, "generator")
         width = self.server_models.feature_width
-        generator = new_generator(self.settings, classes, width, draw)
+        inputs = self.settings.noise_size + classes
+        generator = drawn_layers(draw, inputs, self.settings.hidden_size, width)
         return FedGenState(dict(initial), generator, np.zeros(classes, dtype=np.float32))
 
     def extra_parts(self, partition_id: int) -> Arrays:
-        """Send the generator and the shares of the classes."""
         generator = {f"{GENERATOR}{name}": part for name, part in self.state.generator.items()}
         return {**generator, SHARES: self.state.shares}
 
     def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
-        """Require the counts of the client's classes."""
         return {COUNTS: ExpectedArray((self.plan.num_classes,))}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse counts that are negative, or all 0."""
         counts = reply.arrays[COUNTS]
         if (counts < 0).any() or not counts.sum() > 0:
             raise InvalidReplyError(f"{COUNTS} should be 0 or more, and one of them above 0")

@@ -80,20 +80,11 @@ class FedGH(ClassMeanStrategy):
     def begin(self, initial: Arrays) -> HeadState:
         """Initialize the head like a linear layer of PyTorch."""
         generator, bound = random_generator(self.plan.seed, "head"), self.width**-0.5
-        classes = self.plan.num_classes
-        shapes: dict[str, tuple[int, ...]] = {
-            HEAD_WEIGHT: (classes, self.width),
-            HEAD_BIAS: (classes,),
-        }
-        return HeadState(
-            {
-                name: generator.uniform(-bound, bound, shape).astype(np.float32)
-                for name, shape in shapes.items()
-            }
-        )
+        weight = generator.uniform(-bound, bound, (self.plan.num_classes, self.width))
+        bias = generator.uniform(-bound, bound, self.plan.num_classes)
+        return HeadState({HEAD_WEIGHT: weight.astype("float32"), HEAD_BIAS: bias.astype("float32")})
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the head, the same to every client."""
         return self.state.head
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> HeadState:

@@ -140,7 +140,6 @@ class FedKD(SharedModelStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse an energy that falls."""
         own = FedKDSettings.model_validate(settings)
         if own.energy_end < own.energy_start:
             raise ImpossiblePlanError(
@@ -170,7 +169,6 @@ class FedKD(SharedModelStrategy):
         return {FACTORS: factors, RANKS: ExpectedArray((len(self.shapes),), "int32"), **due}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse impossible ranks, and factors of the wrong length or with a huge product."""
         factors, ranks = reply.arrays[FACTORS], reply.arrays[RANKS]
         highest = np.min(self.shapes, axis=1)
         if (ranks < 0).any() or (ranks > highest).any():
@@ -183,18 +181,10 @@ class FedKD(SharedModelStrategy):
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Replace factors by the updates of the weights, and clip these."""
-        others = self.state.model.keys() - {WEIGHTS}
-        restored_replies = {
-            n: replace(
-                reply,
-                arrays={
-                    WEIGHTS: self.update_in(reply.arrays),
-                    **{kind: reply.arrays[kind] for kind in others},
-                },
-            )
-            for n, reply in replies.items()
-        }
-        return super().bounded(restored_replies)
+        updates = {n: {WEIGHTS: self.update_in(reply.arrays)} for n, reply in replies.items()}
+        return super().bounded(
+            {n: replace(r, arrays={**r.arrays, **updates[n]}) for n, r in replies.items()}
+        )
 
     def sent_to(self, reply: Reply) -> Arrays:
         """Return zero for the weights, whose updates travel, and the other kinds."""

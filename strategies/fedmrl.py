@@ -71,14 +71,12 @@ class FedMRL(SharedModelStrategy):
             year=2024,
             arxiv="2406.00488",
         ),
-        exchanged="parameters of a shared model",
         settings_type=FedMRLSettings,
         dp_sgd=True,
     )
     settings: FedMRLSettings
 
     def begin(self, initial: Arrays) -> ParameterState:
-        """Start from fresh weights of the shared model with d1 features."""
         shared, models = self.settings.shared_model, self.server_models
         width = self.settings.width(models.narrowest(shared))
         return ParameterState(dict(models.initial_shared(shared, width)))

@@ -22,7 +22,7 @@ Differences from the paper
 - Statistics of batch normalization are averaged like w. They are re-estimated from a client's
   training samples before it replies and before it is evaluated, as in all searches here.
 - Accuracy is that of the supernet. The paper also derives a network from alpha and trains it anew:
-  read its genotype from a run, and train it by ``models = darts-fixed`` with ``genotype``.
+  ``fedkd genotypes`` reads it from a run.
 - A network without architecture weights is trained on all samples, which is FedAvg.
 - A new client is not trained. It is evaluated with the global supernet.
 """

@@ -44,7 +44,7 @@ class FedNTD(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Gihun Lee, Minchan Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun",
+            authors="G. Lee, M. Jeong, Y. Shin, S. Bae, S.-Y. Yun",
             title="Preservation of the Global Knowledge by Not-True Distillation in "
             "Federated Learning",
             venue="NeurIPS",

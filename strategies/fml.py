@@ -47,7 +47,6 @@ class FML(SharedModelStrategy):
             year=2020,
             arxiv="2006.16765",
         ),
-        exchanged="parameters of a shared model",
         settings_type=FMLSettings,
         dp_sgd=True,
     )

@@ -48,7 +48,7 @@ class MOON(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Qinbin Li, Bingsheng He, Dawn Song",
+            authors="Q. Li, B. He, D. Song",
             title="Model-Contrastive Federated Learning",
             venue="CVPR",
             year=2021,

@@ -52,7 +52,7 @@ class PerFedAvg(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar",
+            authors="A. Fallah, A. Mokhtari, A. Ozdaglar",
             title="Personalized Federated Learning with Theoretical Guarantees: A "
             "Model-Agnostic Meta-Learning Approach",
             venue="NeurIPS",

@@ -80,7 +80,7 @@ class PFedGraph(MixtureStrategy):
 
     record = MixtureStrategy.record.derived(
         paper=Paper(
-            authors="Rui Ye, Zhenyang Ni, Fangzhao Wu, Siheng Chen, Yanfeng Wang",
+            authors="R. Ye, Z. Ni, F. Wu, S. Chen, Y. Wang",
             title="Personalized Federated Learning with Inferred Collaboration Graphs",
             venue="ICML",
             year=2023,
@@ -92,7 +92,6 @@ class PFedGraph(MixtureStrategy):
     settings: PFedGraphSettings
 
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
-        """Return the graph among some clients, shape (R, R)."""
         reported = {*self.round.trained, *self.round.new}
         joined = {n: model for n, model in models.items() if n in reported}
         sizes = self.weights_of(joined)

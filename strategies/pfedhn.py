@@ -178,7 +178,6 @@ class PFedHN(ParameterStrategy):
     state: PFedHNState
 
     def begin(self, initial: Arrays) -> PFedHNState:
-        """Draw the hypernetwork around the initial model."""
         size, generator = self.plan.num_clients, random_generator(self.plan.seed, "hypernetwork")
         network = new_network(self.settings, size, initial[WEIGHTS], generator)
         velocity = copy.deepcopy(network)

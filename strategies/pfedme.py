@@ -49,7 +49,7 @@ class PFedMe(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Canh T. Dinh, Nguyen H. Tran, Tuan Dung Nguyen",
+            authors="C. T. Dinh, N. H. Tran, T. D. Nguyen",
             title="Personalized Federated Learning with Moreau Envelopes",
             venue="NeurIPS",
             year=2020,
@@ -63,7 +63,6 @@ class PFedMe(ParameterStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse step sizes at which the proximal term makes theta diverge."""
         assert isinstance(settings, PFedMeSettings)
         if settings.personalization_weight * settings.personal_learning_rate < 2:
             return

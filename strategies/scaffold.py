@@ -79,8 +79,7 @@ class Scaffold(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, "
-            "Sebastian U. Stich, Ananda Theertha Suresh",
+            authors="S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh",
             title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
             venue="ICML",
             year=2020,
@@ -97,16 +96,13 @@ class Scaffold(ParameterStrategy):
     state: ScaffoldState
 
     def begin(self, initial: Arrays) -> ScaffoldState:
-        """Start from the initial model without correction."""
         model = dict(initial)
         return ScaffoldState(model, np.zeros(num_parameters(model), dtype=np.float32), {})
 
     def extra_parts(self, partition_id: int) -> Arrays:
-        """Send c."""
         return {CONTROL: self.state.control}
 
     def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
-        """Require c_n."""
         return {CONTROL: ExpectedArray(self.state.control.shape)}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ScaffoldState:
@@ -139,5 +135,4 @@ class Scaffold(ParameterStrategy):
         return mean[CONTROL] * np.float32(len(counted) / len(everyone))
 
     def sent_to(self, reply: Reply) -> Arrays:
-        """Return the model, and zero for c_n."""
         return {**super().sent_to(reply), CONTROL: np.zeros((), dtype=np.float32)}

@@ -23,9 +23,9 @@ from fedkd_flwr.data.clients import ClientData, client_indices, labels_of, load_
 from fedkd_flwr.export import load_model, read_card
 from fedkd_flwr.memory import InProcessContext, MemoryFolder
 from fedkd_flwr.models.build import SIGNATURE
-from fedkd_flwr.models.darts.genotype import Genotype
-from fedkd_flwr.models.darts.supernet import Rule, Supernet, derive_genotype
+from fedkd_flwr.models.darts import Supernet, derive_genotype
 from fedkd_flwr.models.estimators import names_estimator
+from fedkd_flwr.models.genotype import Genotype
 from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.runs import Run, RunDirectoryError, recorded_config
 from fedkd_flwr.training.loop import computing_in, predict_logits
@@ -234,7 +234,7 @@ def _models_from_state(
         session.close()
 
 
-def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
+def client_genotypes(run: Run) -> list[Genotype]:
     """Read every client's genotype from its architecture weights after the last round.
 
     By partition-id. FedKMA keeps every edge with its strongest operation. Raises
@@ -245,11 +245,11 @@ def client_genotypes(run: Run, rule: Rule = "every-edge") -> list[Genotype]:
             f"{run.path} has no architecture weights. Only runs of fedkma, fedkma-uniform and "
             "fednas with models = darts have them."
         )
-    settings = recorded_config(run).run.models.search_space.settings
-    # The rules only read the architecture weights, so the smallest network suffices.
+    settings = recorded_config(run).run.models.search_space
+    # Only the architecture weights are read, so the smallest network suffices.
     supernet = Supernet(replace(settings, channels=1, cells=3), (1, 8, 8), 2)
     genotypes = []
     for alphas in run.matrices[ALPHAS][-1]:
         fill_from_vectors(supernet, {ALPHAS: alphas})
-        genotypes.append(derive_genotype(supernet, rule))
+        genotypes.append(derive_genotype(supernet))
     return genotypes

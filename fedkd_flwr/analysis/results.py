@@ -23,7 +23,7 @@ from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.reading import damaged
 from strategies.core.masks import ANSWERS, from_text, unpacked_answers
-from strategies.core.optional_metrics import MEANS
+from strategies.core.metrics import MEANS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 WORST_SHARE = 0.1
@@ -110,7 +110,7 @@ def run_results(groups: Groups, clients: pd.DataFrame, references: References) -
     loss of a client, 0 where none loses), ``nll`` (mean cross-entropy), ``numbers``, ``bytes``,
     ``gradient_steps`` (the mean over the clients in training, where a run counted them),
     and ``path``; NaN for what a run does not have. Columns of `AT_SECOND_MOMENTS`, of a safeguard,
-    and of `strategies.core.optional_metrics.MEANS`, means over clients, where some run has
+    and of `strategies.core.metrics.MEANS`, means over clients, where some run has
     measured them;
     those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy, and the share of them
     that are above the reference's own.

@@ -31,7 +31,7 @@ from strategies.core.evaluations import (
 )
 from strategies.core.flower import log
 from strategies.core.metrics import MODELS, SPLITS, Counts, column_prefix
-from strategies.core.pair_matrix import STARTS, whole_of
+from strategies.core.state import STARTS, whole_of
 
 if TYPE_CHECKING:
     import pandas as pd

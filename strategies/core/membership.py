@@ -7,7 +7,7 @@ are used only in this module and in messages.
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any
@@ -17,12 +17,18 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from strategies.core.client_info import ClientInfo, read_client, valid_name
 from strategies.core.exchange import Stragglers
 from strategies.core.flower import log
-from strategies.core.influence_limits import upper_limit
+from strategies.core.mixing import upper_limit
 from strategies.core.plan import RunPlan
-from strategies.core.replies import Arrays, InvalidReplyError, TooFewRepliesError
+from strategies.core.replies import (
+    Arrays,
+    ClientInfo,
+    InvalidReplyError,
+    TooFewRepliesError,
+    read_client,
+    valid_name,
+)
 from strategies.core.versions import difference, installed_versions, refusal
 
 KEYS = "members/keys"
@@ -262,7 +268,8 @@ class Membership:
             if left <= 0:
                 break
             if len(nodes) != logged:
-                log(INFO, "Waiting up to %.0f s for %d clients: %s", left, wanted, _so_far(nodes))
+                log(INFO, "Waiting up to %.0f s for %d clients: %d are connected (num-clients=0 "
+                    "takes all that are connected)", left, wanted, len(nodes))  # fmt: skip
                 logged = len(nodes)
             time.sleep(0.2)
         if not is_first or len(nodes) >= wanted:
@@ -372,10 +379,6 @@ class Membership:
             f"{len(self.clients)} valid clients are fewer than min-replies = "
             f"{self.plan.min_replies}; the first reason: {first}."
         )
-
-
-def _so_far(nodes: Collection[int]) -> str:
-    return f"{len(nodes)} are connected (num-clients=0 takes all that are connected)"
 
 
 def most_common(hashes: Iterable[str]) -> str:
