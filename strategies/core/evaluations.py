@@ -158,11 +158,11 @@ def evaluated_metrics(
     plan: PlanSettings, classes: int, evaluates: Iterable[EvaluatedModel] = ()
 ) -> tuple[Metric, ...]:
     """Return what clients may report of models that they evaluate: their own and others."""
-    guarded = plan.safeguard.is_on
+    is_guarded = plan.safeguard.is_on
     return (
-        *metrics_of(("own", *evaluates, *(GUARDED if guarded else ()))),
+        *metrics_of(("own", *evaluates, *(GUARDED if is_guarded else ()))),
         *measured_metrics(plan.measures, classes),
-        *(SAFEGUARD_METRICS if guarded else ()),
+        *(SAFEGUARD_METRICS if is_guarded else ()),
         FINE_TUNING_STEPS,
     )
 

@@ -128,16 +128,17 @@ def with_clipped_updates(
     limits = {
         name: float(multiple * np.median([norm[name] for norm in norms.values()])) for name in names
     }
-    bounded = {}
+    bounded = dict(replies)
     for n, reply in replies.items():
-        sent, arrays = sent_to(reply), dict(reply.arrays)
+        sent = sent_to(reply)
         for name in (name for name in names if norms[n][name] > limits[name]):
             log(WARNING, "Clipped: client %d, the norm of the update of its %s is %.3g, and %.3g "
                 "is allowed (update-cap = %g)", n, name, norms[n][name], limits[name],
                 multiple)  # fmt: skip
-            shorter = limits[name] / norms[n][name] * (arrays[name] - sent[name])
-            arrays[name] = (sent[name] + shorter).astype(arrays[name].dtype)
-        bounded[n] = replace(reply, arrays=arrays)
+            array = reply.arrays[name]
+            shorter = limits[name] / norms[n][name] * (array - sent[name])
+            clipped = (sent[name] + shorter).astype(array.dtype)
+            bounded[n] = replace(bounded[n], arrays={**bounded[n].arrays, name: clipped})
     return bounded
 
 
