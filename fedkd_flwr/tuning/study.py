@@ -274,8 +274,9 @@ def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
 
 
 def _suggested(trial: Trial, key: str, one: FloatDistribution | IntDistribution) -> Scalar:
-    suggest = trial.suggest_int if isinstance(one, IntDistribution) else trial.suggest_float
-    return suggest(key, one.low, one.high, log=one.log)  # type: ignore[operator]
+    if isinstance(one, IntDistribution):
+        return trial.suggest_int(key, one.low, one.high, log=one.log)
+    return trial.suggest_float(key, one.low, one.high, log=one.log)
 
 
 def _sampler(strategy: str, number: int) -> TPESampler:
