@@ -73,7 +73,7 @@ class Cross:
         )
         with np.errstate(divide="ignore", invalid="ignore"):  # where one of them is constant
             found = taken.rank(axis=1).corrwith(useful.rank(axis=1), axis=1)
-        return found.reindex(range(len(self.accuracies))).to_numpy(np.float64)
+        return np.asarray(found.reindex(range(len(self.accuracies))), dtype=np.float64)
 
     def known_correlations(self, name: str) -> NDArray[np.float64]:
         """Return the `rank_correlations` that are defined."""
