@@ -166,14 +166,6 @@ def test_a_part_of_a_sweep_is_run_alone(sweep, tmp_path, told):
     assert [state for _, state in states(told)] == ["skipped", "skipped", "finished", "finished"]
 
 
-def test_settings_that_replace_the_grid_are_refused(sweep):
-    read_sweep(sweep, {"num-clients": 4})
-    with pytest.raises(
-        ConfigError, match=r"own values of seed: 0, 1\. .* type --only seed=0 to do"
-    ):
-        read_sweep(sweep, {"seed": 7})
-
-
 def test_runs_that_differ_in_their_place_alone_are_refused(tmp_path):
     text = "[grid]\nseed = [0]\ntorch-threads = [1, 2]\ndevice = ['cpu', 'auto']\n"
     with pytest.raises(ConfigError, match="varies device, which does not distinguish runs"):

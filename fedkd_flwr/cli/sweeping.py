@@ -65,9 +65,10 @@ def sweep(
     """Execute the unfinished runs of a sweep; interrupted ones continue."""
     with one_clear_line():
         from fedkd_flwr.cli.progress import SweepDisplay
-        from fedkd_flwr.sweeps import run_sweep, sweep_folder
+        from fedkd_flwr.sweeps import refuse_replaced_values, run_sweep, sweep_folder
 
         settings, selection = read_assignments(assignments), read_choices(only)
+        refuse_replaced_values(file, settings)
         if accept_changes:
             settings["accept-changes"] = True
         folder = sweep_folder(file, output_dir)

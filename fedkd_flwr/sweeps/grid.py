@@ -23,7 +23,7 @@ named after its settings, so that a second call finds it.
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
@@ -58,7 +58,6 @@ def read_sweep(
     settings = dict(settings or {})
     base, grids = _read_tables(path)
     varied = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
-    _refuse_replaced(path, varied, settings)
     custom: set[str] = set()
     for run in varied:
         with _named(path, run):
@@ -227,10 +226,10 @@ def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
         raise ConfigError(f"{path}, the run with {chosen}: {error}") from None
 
 
-def _refuse_replaced(
-    path: Path, runs: Sequence[Mapping[str, Any]], settings: Mapping[str, Scalar]
-) -> None:
-    """Refuse a setting of all runs that the grid varies: it would leave nothing to compare."""
+def refuse_replaced_values(path: str | Path, settings: Mapping[str, Scalar]) -> None:
+    """Refuse settings of all runs that the grid varies: they would leave nothing to compare."""
+    _, grids = _read_tables(sweep_file(path))
+    runs = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
     for name, value in settings.items():
         values = list(dict.fromkeys(str(run[name]) for run in runs if name in run))
         if values:
