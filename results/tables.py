@@ -21,7 +21,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.groups import client_accuracies, steps_of_a_client
-from fedkd_flwr.analysis.ranking import best_by_validation
+from fedkd_flwr.analysis.reference_runs import best_by_validation
 from fedkd_flwr.analysis.significance import Effect, Outcome, effect_of, effects_of, holm
 from fedkd_flwr.config.toml_files import load_toml
 from fedkd_flwr.runs import Run

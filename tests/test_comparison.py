@@ -561,7 +561,7 @@ def test_latex_parses_back(two_methods):
     assert rows[0][2] == r"80.0 $\pm$ 14.1\%"
     assert rows[0][11] == r"62\%"
     columns = latex.split("\\begin{tabular}{")[1].split("}")[0]
-    assert len(columns) == len(rows[0]) == 18
+    assert len(columns) == len(rows[0]) == 17
 
 
 def test_csv_parses_back_with_all_digits(two_methods):

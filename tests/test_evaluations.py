@@ -13,7 +13,7 @@ from test_comparison import write_lines
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.shown_models import at_best_models, showing
+from fedkd_flwr.analysis.groups import at_best_models, showing
 from fedkd_flwr.export import read_card
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import prefers_distilled

@@ -9,7 +9,11 @@ from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.effects import matrix_of_pairs, notes_on_pairs
-from fedkd_flwr.analysis.ranking import accuracies_on_common_seeds, best_first, validation_accuracy
+from fedkd_flwr.analysis.reference_runs import (
+    accuracies_on_common_seeds,
+    best_first,
+    validation_accuracy,
+)
 from fedkd_flwr.cli import app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import Run

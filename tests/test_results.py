@@ -9,7 +9,7 @@ import pytest
 
 import fedkd_flwr
 from fedkd_flwr.analysis.harm import safeguarded
-from fedkd_flwr.analysis.ranking import validation_accuracy
+from fedkd_flwr.analysis.reference_runs import validation_accuracy
 from results import figures, pages, published, tables
 
 TEXT = """

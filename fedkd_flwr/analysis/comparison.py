@@ -17,12 +17,18 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from fedkd_flwr.analysis.columns import REFERENCE
-from fedkd_flwr.analysis.effects import effects_of_pairs, effects_on_clients, with_effects
-from fedkd_flwr.analysis.groups import Groups, each_run, grouped
+from fedkd_flwr.analysis.effects import (
+    basis_of,
+    effects_of_pairs,
+    effects_on_clients,
+    verdicts,
+    verdicts_on_new_clients,
+    with_effects,
+)
+from fedkd_flwr.analysis.groups import Groups, at_best_models, each_run, grouped
 from fedkd_flwr.analysis.harm import notes_on_harm, notes_on_safeguards, with_harm
 from fedkd_flwr.analysis.notes import notes_on_evaluations, notes_on_groups, notes_on_provenance
-from fedkd_flwr.analysis.ranking import reading_order
-from fedkd_flwr.analysis.reference_runs import References
+from fedkd_flwr.analysis.reference_runs import References, reading_order
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, in_short, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
 from fedkd_flwr.analysis.settings import (
@@ -31,9 +37,7 @@ from fedkd_flwr.analysis.settings import (
     notes_on_code,
     notes_on_content,
 )
-from fedkd_flwr.analysis.shown_models import at_best_models
 from fedkd_flwr.analysis.significance import FEWEST_SEEDS, Effect
-from fedkd_flwr.analysis.verdicts import basis_of, verdicts, verdicts_on_new_clients
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import (
     DamagedRunError,

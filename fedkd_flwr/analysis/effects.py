@@ -1,8 +1,9 @@
-"""The effects of a comparison's methods: over the reference, and over each other.
+"""The effects of a comparison's methods, over the reference and over each other.
 
-Those over each other are also shown as a matrix of text.
+Those over the reference are also verdicts in words, those over each other a matrix of text.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import combinations
@@ -11,7 +12,18 @@ from typing import Any
 import pandas as pd
 
 from fedkd_flwr.analysis.columns import MISSING, points
-from fedkd_flwr.analysis.significance import FEWEST_SEEDS, LEVEL, Effect, Outcome, effects_of
+from fedkd_flwr.analysis.groups import Groups, each_run, new_client_accuracies
+from fedkd_flwr.analysis.reference_runs import References
+from fedkd_flwr.analysis.results import client_results
+from fedkd_flwr.analysis.significance import (
+    FEWEST_SEEDS,
+    LEVEL,
+    POWER,
+    Effect,
+    Outcome,
+    effects_of,
+)
+from strategies.core.rounds import NEW_CLIENTS
 
 
 def effects_on_clients(clients: pd.DataFrame, labels: Iterable[Any]) -> dict[str, Effect]:
@@ -75,6 +87,75 @@ def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFram
         for label, effect in effects.items()
     }
     return table.join(pd.DataFrame.from_dict(rows, orient="index"))
+
+
+def verdicts(effects: Mapping[str, Effect], clients: pd.DataFrame, against: str) -> list[str]:
+    """Describe the effect of each method in one sentence.
+
+    `against` names the reference where a method's seeds are compared with several of its settings.
+    """
+    names = clients.dropna(subset="gain").groupby("method")["reference"].unique()
+    return [
+        verdict(label, effect, names[label][0] if len(names[label]) == 1 else against)
+        for label, effect in effects.items()
+    ]
+
+
+def verdicts_on_new_clients(
+    groups: Groups, labels: Iterable[Any], references: References
+) -> list[str]:
+    """Describe the effects on new clients; return nothing if there are none."""
+    if not any(NEW_CLIENTS in run.further_rows for _, run in each_run(groups)):
+        return []
+    clients = client_results(groups, references, new_client_accuracies)
+    effects = effects_on_clients(clients, labels)
+    found = verdicts(effects, clients, references.against)
+    return [f"New clients: {sentence}" for sentence in found]
+
+
+def verdict(label: str, effect: Effect, reference: str) -> str:
+    """Return what an effect shows, in words and points."""
+    claim = {
+        Outcome.BETTER: f"is better than {reference}",
+        Outcome.WORSE: f"is worse than {reference}",
+        Outcome.NOT_SHOWN: f"is not shown to differ from {reference}",
+    }[effect.outcome]
+    details = []
+    if not math.isnan(effect.low):
+        details.append(f"95% interval {points(effect.low)} to {points(effect.high)}")
+    if not math.isnan(effect.p_holm):
+        details.append("p < 0.001" if effect.p_holm < 0.001 else f"p = {effect.p_holm:.2g}")
+    shown = f" ({', '.join(details)})" if details else ""
+    sentences = [f"{label} {claim}: {points(effect.gain)} points{shown}", _counted(effect)]
+    if effect.seeds < FEWEST_SEEDS:
+        sentences.append(f"A verdict needs at least {FEWEST_SEEDS} seeds")
+    elif effect.outcome is Outcome.NOT_SHOWN and effect.smallest_visible > 0:
+        smallest = f"{100 * effect.smallest_visible:.1f}"
+        sentences.append(f"The smallest gain that these runs could show is {smallest} points")
+    return ". ".join(sentences) + "."
+
+
+def _counted(effect: Effect) -> str:
+    """Return in how many seeds a method is above its reference, or below it if in all."""
+    is_below = effect.below == effect.seeds
+    count = effect.below if is_below else effect.above
+    chance = f" (by chance 1 in {2**count})" if count == effect.seeds else ""
+    seeds = "seed" if effect.seeds == 1 else "seeds"
+    return f"{'Below' if is_below else 'Above'} it in {count} of {effect.seeds} {seeds}{chance}"
+
+
+def basis_of(effects: Mapping[str, Effect]) -> list[str]:
+    """Describe how verdicts are reached, in two notes; empty if none is possible."""
+    family = max((effect.family for effect in effects.values()), default=0)
+    if not family:
+        return []
+    tests = f"Holm's correction over {family} methods" if family > 1 else "one method tested"
+    return [
+        f"Verdicts are paired t tests over seeds at level {LEVEL:.0%}, {tests}; intervals are "
+        "Student's t over seeds.",
+        f"The smallest gain is that found with {POWER:.0%} power at the "
+        "first step of the correction, for the measured standard deviation of the differences.",
+    ]
 
 
 FEWEST_METHODS = 3

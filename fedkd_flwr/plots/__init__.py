@@ -5,7 +5,6 @@ Every function returns a matplotlib Figure without a window, so it needs no disp
 """
 
 from fedkd_flwr.analysis.client_models import label_counts
-from fedkd_flwr.plots.comparison import save_figures
 from fedkd_flwr.plots.genotypes import draw_genotypes, genotype_figure, plot_genotype
 from fedkd_flwr.plots.heat_maps import plot_clusters, plot_cross, plot_partition, plot_sharing
 from fedkd_flwr.plots.methods import (
@@ -14,6 +13,7 @@ from fedkd_flwr.plots.methods import (
     plot_gain_over_local,
     plot_mean_gain,
     plot_run,
+    save_figures,
 )
 
 __all__ = [
