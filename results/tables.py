@@ -24,6 +24,7 @@ from fedkd_flwr.analysis.groups import client_accuracies, steps_of_a_client
 from fedkd_flwr.analysis.reference_runs import best_by_validation
 from fedkd_flwr.analysis.significance import Effect, Outcome, effect_of, effects_of, holm
 from fedkd_flwr.config.toml_files import load_toml
+from fedkd_flwr.models.registry import assign_models
 from fedkd_flwr.runs import Run
 from results.pages import TABLES, phrase, read_table
 from results.published import (
@@ -79,7 +80,9 @@ PAIRS = {"MNIST DS-1": "persfl/mnist-ds1-pairs", "MNIST DS-2": "persfl/mnist-ds2
 PAIRS |= {"MNIST DS-3": "persfl/mnist-ds3-pairs"}
 PARTS = ("first half", "later", "last tenth", "last")
 GROUPS = "fedkma/trained-groups"
-SUPERNETS = (GROUPS, "fedkma/trained-drawn", "fedkma/figure-8", "fedkma/tables-small")
+LAMBDA_0 = "fedkma (absent=uniform, similarity-weight=0.0)"
+SUPERNETS = (GROUPS, "fedkma/trained-drawn", "fedkma/figure-8", "fedkma/figure-8-drawn")
+SUPERNETS += ("fedkma/tables-small",)
 """Sets of the figures of papers; a teacher of the last tenth is not of the last round."""
 
 ATTACKS = "robustness/digits"
@@ -199,14 +202,15 @@ def sets() -> list[Row]:
 
 
 def kinds() -> Iterator[Row]:
-    """Yield the gain of the clients with each architecture, where they have several in turn."""
-    for name in ESTIMATORS:
-        comparison = compared(name)
+    """Yield the gain of the clients with each architecture."""
+    for name in (*ESTIMATORS, "kt-pfl/table-1-mixed-models"):
+        comparison, config = compared(name), read_set(name)[0].config
         clients = comparison.clients.dropna(subset="gain")
-        models = read_set(name)[0].config["models"].split(",")
-        for (place, model), label in itertools.product(enumerate(models), comparison.effects):
-            is_own = clients["partition_id"] % len(models) == place
-            own = clients[is_own & (clients["method"] == label)].groupby("seed")
+        models = config["models"].split(",")
+        assigned = assign_models(models, config["model-assignment"], config["num-clients"])
+        has = np.array(assigned)[clients["partition_id"].astype(int)]
+        for model, label in itertools.product(models, comparison.effects):
+            own = clients[(has == model) & (clients["method"] == label)].groupby("seed")
             means = own[["accuracy", "local_accuracy", "gain"]].mean()
             yield {
                 "set": name,
@@ -296,15 +300,22 @@ def with_optimal_teacher(name: str) -> list[PublishedRun]:
 
 
 def supernets() -> Iterator[Row]:
-    """Yield both moments, the best and the worst client and M's contrast of FedKMA's runs."""
+    """Yield both moments, the best and the worst client and M's contrast of FedKMA's runs.
+
+    In Fig. 8, ``change`` is the difference to lambda = 0, where absent classes count as uniform.
+    """
     for name in SUPERNETS:
-        for label, runs in compared(name).groups.items():
+        groups = compared(name).groups
+        without = by_seed(groups.get(LAMBDA_0, []))
+        for label, runs in groups.items():
+            changes = [one - without[seed] for seed, one in by_seed(runs).items() if without]
             own, weights = run_columns(label, runs, effects(name).get(label)), of_groups(runs)
             columns = ("method", "settings", "seeds", "accuracy", "gain", "gain_low", "gain_high")
             yield {
                 "figure": "FedKMA",
                 "set": name,
                 **{column: own[column] for column in columns},
+                **in_points("change", effect_of(changes) if changes else None),
                 "trained": mean(100 * accuracy(run, model="trained_") for run in runs),
                 "best": mean(100 * client_accuracies(run).max() for run in runs),
                 "worst": mean(100 * client_accuracies(run).min() for run in runs),
