@@ -47,7 +47,7 @@ stop() {
     pid=$(cat "$folder/$1.pid")
     rm -f "$folder/$1.pid"
     kill "$pid" 2>/dev/null || return 0
-    for ((i = 0; i < 100; i++)); do kill -0 "$pid" 2>/dev/null || return 0; sleep 0.1; done
+    for ((i = 0; i < 200; i++)); do kill -0 "$pid" 2>/dev/null || return 0; sleep 0.1; done
     kill -9 "$pid" 2>/dev/null || true
 }
 
@@ -61,7 +61,7 @@ stop_all() {
 # In a deployment, each operator decides what a node allows (docs/how-to/deploy-operate.md).
 start_node() {
     FEDKD_APPROVED_BUNDLES="$folder/approved-bundles" nohup fedkd start-node \
-        --superlink "127.0.0.1:$port" --port $((port + 1 + $1)) \
+        --superlink "127.0.0.1:$port" \
         --root-certificates "$folder/keys/ca.crt" \
         --auth-supernode-private-key "$folder/keys/node-$1" \
         --node-config "partition-id=$1 num-partitions=$nodes state-dir=\"$folder/state-$1\" models-dir=\"$folder/models-$1\" ${config//%n/$1}" \

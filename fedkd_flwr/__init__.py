@@ -39,7 +39,7 @@ _EXPORTS = {
     "run_sweep": "fedkd_flwr.sweeps:run_sweep",
     "compare": "fedkd_flwr.analysis.comparison:compare",
     "cross": "fedkd_flwr.analysis.cross:cross",
-    "client_data": "fedkd_flwr.analysis.samples:client_data",
+    "client_data": "fedkd_flwr.analysis.client_models:client_data",
     "load_run": "fedkd_flwr.runs:load_run",
     "load_model": "fedkd_flwr.export:load_model",
     "settings": "fedkd_flwr.config.settings_reference:settings",

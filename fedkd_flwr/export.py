@@ -2,11 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,11 @@ from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import Scaling, scaling_from
 from fedkd_flwr.files import replacing
 from fedkd_flwr.models.build import build_model, checked_custom_model
-from fedkd_flwr.models.darts.genotype import Genotype, SearchSpace, SupernetSettings
 from fedkd_flwr.models.estimators import EstimatorModel, estimator_to_read, is_estimator
+from fedkd_flwr.models.genotype import SupernetSettings
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.registry import DARTS_MODELS
 from fedkd_flwr.training.blending import Blend, BlendedModel
-from strategies.core.flower import log
 from strategies.core.versions import installed_versions
 
 CONVERSION = {
@@ -74,8 +72,7 @@ def model_card(
     if shared_model:
         card["shared-model"] = shared_model
     if not {model_name, shared_model}.isdisjoint(DARTS_MODELS):
-        space = run.models.search_space
-        card["supernet"], card["genotype"] = asdict(space.settings), space.genotype.to_text()
+        card["supernet"] = asdict(run.models.search_space)
     return card
 
 
@@ -210,8 +207,7 @@ def load_model(
     search_space = None
     if "supernet" in card:
         settings = {**card["supernet"], "operations": tuple(card["supernet"]["operations"])}
-        genotype = Genotype.from_text(card["genotype"])
-        search_space = SearchSpace(SupernetSettings(**settings), genotype)
+        search_space = SupernetSettings(**settings)
     shape, classes = tuple(card["shape"]), card["classes"]
     custom = [name for name in (card["model"], card.get("shared-model", "")) if is_custom(name)]
     builders = {} if builder is None else builder
@@ -266,15 +262,6 @@ def require_shapes(build: Callable[[], nn.Module], weights: Path) -> None:
     with torch.device("meta"):
         model = build()
     model.load_state_dict(empty, assign=True)
-
-
-def exported_models(models: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the models of all runs below a node's folder with their cards, by run and round."""
-    for path in sorted(models.glob("*/round-*/*.safetensors")):
-        try:
-            yield path, read_card(path)
-        except (FileNotFoundError, ValueError) as error:
-            log(WARNING, "%s is left out: %s", path, error)
 
 
 BATCH = 256  # images that are decoded and classified at a time

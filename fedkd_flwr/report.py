@@ -24,7 +24,7 @@ from fedkd_flwr.analysis.groups import each_run
 from fedkd_flwr.analysis.rendering import by_client, rendered_clients, written_to
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.files import write_text
-from fedkd_flwr.plots.comparison import figures_of
+from fedkd_flwr.plots.methods import figures_of
 from fedkd_flwr.runs import absolute
 
 PAGE = Template("""<!DOCTYPE html>

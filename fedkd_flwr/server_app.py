@@ -51,11 +51,10 @@ from fedkd_flwr.training.dp_sgd import require_separate_samples
 from fedkd_flwr.training.loop import build_optimizer, seeded, try_step
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core import flower
-from strategies.core.early_stopping import StoppedEarly
 from strategies.core.flower import log
 from strategies.core.method_record import Need
 from strategies.core.replies import TooFewRepliesError
-from strategies.core.rounds import NEW_CLIENTS, Observer
+from strategies.core.rounds import NEW_CLIENTS, Observer, StoppedEarly
 from strategies.core.state import OtherStateError, named_arrays
 from strategies.parameters import SharedModelSettings
 

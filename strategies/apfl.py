@@ -28,7 +28,7 @@ from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -36,10 +36,10 @@ class APFLSettings(Settings):
     """Settings of APFL."""
 
     table = "apfl"
-    alpha: Annotated[float, SearchRange(0.1, 0.9)] = Field(default=0.5, ge=0, le=1)
+    alpha: Annotated[float, SearchRange(0.1, 0.9), ANY_ON_NODES] = Field(default=0.5, ge=0, le=1)
     """alpha of the first round, the share of the private model in the mixture; constantly 0 is
     FedAvg, and constantly 1 is `local`."""
-    adaptive: bool = True
+    adaptive: Annotated[bool, ANY_ON_NODES] = True
     """Whether each client learns its alpha."""
 
 
@@ -48,7 +48,7 @@ class APFL(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Yuyang Deng, Mohammad Mahdi Kamani, Mehrdad Mahdavi",
+            authors="Y. Deng, M. M. Kamani, M. Mahdavi",
             title="Adaptive Personalized Federated Learning",
             year=2020,
             arxiv="2003.13461",

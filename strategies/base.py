@@ -16,8 +16,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from strategies.core.current_round import CurrentRound, Round
-from strategies.core.early_stopping import EarlyStopping, StoppedEarly
 from strategies.core.evaluations import (
     DISTILLATION,
     EVALUATIONS,
@@ -34,11 +32,19 @@ from strategies.core.membership import MEMBERS, Membership
 from strategies.core.method_record import Need
 from strategies.core.metrics import GRADIENT_STEPS, OF_TRAINING, gradient_steps, of_model
 from strategies.core.plan import RunPlan, Settings
-from strategies.core.replies import Arrays, Reply, TooFewRepliesError
-from strategies.core.rounds import NEW_CLIENTS, Observer, RoundRecord, log_round
-from strategies.core.server_models import ServerModels
+from strategies.core.replies import Arrays, Reply, TooFewRepliesError, encoded
+from strategies.core.rounds import (
+    NEW_CLIENTS,
+    CurrentRound,
+    EarlyStopping,
+    Observer,
+    Round,
+    RoundRecord,
+    StoppedEarly,
+    log_round,
+)
 from strategies.core.state import State, named_arrays, read_state
-from strategies.method import Method, Results
+from strategies.method import Method, Results, ServerModels
 
 RETURNED = {
     State: "the method's state, a dataclass derived from State",
@@ -251,7 +257,8 @@ class PersonalizedStrategy(Method, Strategy):
         )
         valid = exchange.valid_replies(in_time, *expected)
         if late:
-            came = exchange.late_replies(late, *expected)
+            exchange.expect_late(late)
+            came = exchange.valid_replies(late, *expected)
             taken = {n: reply for n, reply in came.items() if self.takes_late_reply(n)}
             log(INFO, "Late replies came of clients %s; %s count", [*came], [*taken] or "none")
             valid = dict(sorted({**taken, **valid}.items()))
@@ -262,7 +269,7 @@ class PersonalizedStrategy(Method, Strategy):
             state = self.aggregate(server_round, self.bounded(valid))
         self.state = self._returned("aggregate", state, State)
         shared = self.global_model()
-        return (ArrayRecord(dict(exchange.encoded(shared))) if shared else None), None
+        return (ArrayRecord(dict(encoded(shared))) if shared else None), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

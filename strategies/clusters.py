@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.plan import RunPlan, Settings, refuse_above
 from strategies.core.replies import Arrays
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.core.state import padded
 from strategies.method import Results
 from strategies.parameters import (
@@ -27,7 +27,7 @@ from strategies.parameters import (
 class ClusterSettings(Settings):
     """Settings of methods with several global models."""
 
-    clusters: Annotated[int, SearchRange(2, 6)] = Field(default=3, ge=1)
+    clusters: Annotated[int, SearchRange(2, 6), ANY_ON_NODES] = Field(default=3, ge=1)
     """c, the number of global models (centers)."""
 
 
@@ -76,12 +76,8 @@ class ClusteredStrategy(ParameterStrategy):
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
         """Refuse more clusters than clients."""
-        clusters = ClusterSettings.model_validate(settings).clusters
-        if clusters > plan.num_training:
-            raise ImpossiblePlanError(
-                f"{settings.table}.clusters = {clusters} is more than the {plan.num_training} "
-                f"clients; set it to at most {plan.num_training}."
-            )
+        clusters, most = ClusterSettings.model_validate(settings).clusters, plan.num_training
+        refuse_above(f"{settings.table}.clusters", clusters, most, f"the {most} clients")
 
     def begin(self, initial: Arrays) -> ClusterState:
         """Start without cluster assignments."""

@@ -43,7 +43,7 @@ class Ditto(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith",
+            authors="T. Li, S. Hu, A. Beirami, V. Smith",
             title="Ditto: Fair and Robust Federated Learning Through Personalization",
             venue="ICML",
             year=2021,

@@ -26,7 +26,7 @@ from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.probabilities import check_simplex
 from strategies.core.replies import Arrays, Reply
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import OnNodes, SearchRange
 from strategies.core.state import State, padded
 from strategies.prototypes import CLASS_COUNTS, CLASS_MEANS, ClassMeanStrategy, stacked
 
@@ -35,7 +35,9 @@ class FDSettings(Settings):
     """Settings of FD."""
 
     table = "fd"
-    gamma: Annotated[float, SearchRange(0.03, 3.0, log=True)] = Field(default=0.1, ge=0)
+    gamma: Annotated[float, SearchRange(0.03, 3.0, log=True), OnNodes(0, 10)] = Field(
+        default=0.1, ge=0
+    )
     """Weight of the cross-entropy to the mean prediction of the other clients; 0 is `local`."""
 
 
@@ -84,16 +86,13 @@ class FD(ClassMeanStrategy):
         return self.plan.num_classes
 
     def begin(self, initial: Arrays) -> FDState:
-        """Start without targets."""
         return FDState(np.empty((0, self.width, self.width), dtype=np.float32))
 
     def with_more_clients(self) -> FDState:
-        """Add clients without targets until the next round."""
         targets = self.state.targets
         return FDState(padded(targets, self.plan.num_clients)) if len(targets) else self.state
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse mean predictions that are off the simplex."""
         super().check_reply(reply)
         held = reply.arrays[CLASS_COUNTS] > 0
         check_simplex(reply.arrays[CLASS_MEANS][held], CLASS_MEANS)

@@ -33,7 +33,7 @@ from strategies.core.declarations import Data
 from strategies.core.method_record import Paper
 from strategies.core.metrics import GRADIENT_STEPS, TRAIN_LOSS
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, OnNodes, SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -41,13 +41,15 @@ class FedALASettings(Settings):
     """Settings of FedALA."""
 
     table = "fedala"
-    mixed_layers: int = Field(default=1, ge=0)
+    mixed_layers: Annotated[int, ANY_ON_NODES] = Field(default=1, ge=0)
     """p, the number of layers that are mixed, counted from the output; with 0 no layer is mixed."""
-    sample_share: float = Field(default=0.8, gt=0, le=1)
+    sample_share: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.8, gt=0, le=1)
     """s, the share of the training samples on which W is learned."""
-    rate: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, gt=0)
+    rate: Annotated[float, SearchRange(0.1, 10.0, log=True), OnNodes(0, 1)] = Field(
+        default=1.0, gt=0
+    )
     """eta, the step size of W."""
-    threshold: float = Field(default=0.1, gt=0)
+    threshold: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.1, gt=0)
     """Standard deviation of the last ten losses at which W has converged."""
 
 
@@ -56,8 +58,7 @@ class FedALA(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma, "
-            "Haibing Guan",
+            authors="J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan",
             title="FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
             venue="AAAI",
             year=2023,

@@ -32,7 +32,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, SearchRange
 from strategies.parameters import MixtureStrategy, Model, gram_matrix, squared_distances
 
 
@@ -40,13 +40,17 @@ class FedAMPSettings(Settings):
     """Settings of FedAMP."""
 
     table = "fedamp"
-    attention_step: Annotated[float, SearchRange(0.01, 10.0, log=True)] = Field(default=0.05, gt=0)
+    attention_step: Annotated[float, SearchRange(0.01, 10.0, log=True), DEFAULT_ON_NODES] = Field(
+        default=0.05, gt=0
+    )
     """a, the server's step size; ``a / sigma`` is the weight of another client with an identical
     model."""
-    sigma: Annotated[float, SearchRange(0.3, 300.0, log=True)] = Field(default=1.0, gt=0)
+    sigma: Annotated[float, SearchRange(0.3, 300.0, log=True), ANY_ON_NODES] = Field(
+        default=1.0, gt=0
+    )
     """Squared distance between models at which that weight has fallen to 1/e."""
-    regularization_weight: Annotated[float, SearchRange(0.001, 3.0, log=True)] = Field(
-        default=0.01, ge=0
+    regularization_weight: Annotated[float, SearchRange(0.001, 3.0, log=True), DEFAULT_ON_NODES] = (
+        Field(default=0.01, ge=0)
     )
     """lambda of the proximal term ``lambda / (2 a) ||w_i - u_i||²`` on the clients."""
 
@@ -70,8 +74,7 @@ class FedAMP(MixtureStrategy):
 
     record = MixtureStrategy.record.derived(
         paper=Paper(
-            authors="Yutao Huang, Lingyang Chu, Zirui Zhou, Lanjun Wang, Jiangchuan Liu, Jian "
-            "Pei, Yong Zhang",
+            authors="Y. Huang, L. Chu, Z. Zhou, L. Wang, J. Liu, J. Pei, Y. Zhang",
             title="Personalized Cross-Silo Federated Learning on Non-IID Data",
             venue="AAAI",
             year=2021,
@@ -84,6 +87,5 @@ class FedAMP(MixtureStrategy):
     settings: FedAMPSettings
 
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
-        """Return the weights of u among some clients' models, shape (R, R)."""
         distances = squared_distances(gram_matrix(list(models.values())))
         return attention_weights(distances, self.settings.attention_step, self.settings.sigma)

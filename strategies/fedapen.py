@@ -38,7 +38,7 @@ from pydantic import Field
 from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.replies import Metric
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, OnNodes, SearchRange
 from strategies.parameters import SharedModelSettings, SharedModelStrategy
 
 
@@ -46,16 +46,20 @@ class FedAPENSettings(SharedModelSettings):
     """Settings of FedAPEN."""
 
     table = "fedapen"
-    private_weight: Annotated[float, SearchRange(0.1, 0.9)] = Field(default=0.5, ge=0, le=1)
+    private_weight: Annotated[float, SearchRange(0.1, 0.9), ANY_ON_NODES] = Field(
+        default=0.5, ge=0, le=1
+    )
     """lambda before it is learned, the weight of the private model in the ensemble."""
-    ensemble_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
+    ensemble_weight: Annotated[float, SearchRange(0.1, 10.0, log=True), OnNodes(0, 10)] = Field(
+        default=1.0, ge=0
+    )
     """mu, the weight of the ensemble's loss in the training of both models."""
-    adaptability_share: float = Field(default=0.05, ge=0, lt=1)
+    adaptability_share: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.05, ge=0, lt=1)
     """Share of the training samples on which lambda is learned and no model is trained; 0 leaves
     lambda as it is."""
-    adaptability_epochs: int = Field(default=10, ge=1)
+    adaptability_epochs: Annotated[int, OnNodes(1, 100)] = Field(default=10, ge=1)
     """Passes over these samples in each round."""
-    adaptability_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(
+    adaptability_rate: Annotated[float, SearchRange(0.001, 0.1, log=True), OnNodes(0, 1)] = Field(
         default=0.001, gt=0
     )
     """Step size of lambda."""
@@ -72,7 +76,6 @@ class FedAPEN(SharedModelStrategy):
             venue="KDD",
             year=2023,
         ),
-        exchanged="parameters of a shared model",
         settings_type=FedAPENSettings,
         evaluates_trained_model=False,
         train_metrics=(TRAIN_LOSS, Metric("private-weight", low=0, high=1)),

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -32,9 +32,9 @@ class FedBABUSettings(Settings):
     """Settings of FedBABU."""
 
     table = "fedbabu"
-    epochs: Annotated[int, SearchRange(1, 20, log=True)] = Field(default=5, ge=1)
+    epochs: Annotated[int, SearchRange(1, 20, log=True), OnNodes(1, 100)] = Field(default=5, ge=1)
     """Epochs of fine-tuning on the client's training data before it is evaluated."""
-    part: Literal["full", "head", "body"] = "full"
+    part: Annotated[Literal["full", "head", "body"], ANY_ON_NODES] = "full"
     """What is fine-tuned: the ``full`` model, the ``head`` or the ``body``."""
 
 
@@ -43,7 +43,7 @@ class FedBABU(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Jaehoon Oh, Sangmook Kim, Se-Young Yun",
+            authors="J. Oh, S. Kim, S.-Y. Yun",
             title="FedBABU: Toward Enhanced Representation for Federated Image Classification",
             venue="ICLR",
             year=2022,
@@ -56,5 +56,4 @@ class FedBABU(ParameterStrategy):
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> slice:
-        """Return all layers but the last."""
         return slice(None, -1)

@@ -27,7 +27,7 @@ class FedBN(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou",
+            authors="X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou",
             title="FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
             venue="ICLR",
             year=2021,
@@ -40,5 +40,4 @@ class FedBN(ParameterStrategy):
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> LayerChoice:
-        """Return all layers but those of batch normalization."""
         return WITHOUT_BATCH_NORM

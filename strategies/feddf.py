@@ -34,10 +34,10 @@ from strategies.core.mixing import MIXINGS, Mix, weighted_mean
 from strategies.core.plan import Settings
 from strategies.core.probabilities import softmax
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.server_models import ServerModels
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.core.state import named_arrays
 from strategies.kt_pfl import PAPER
+from strategies.method import ServerModels
 from strategies.parameters import Model, ParameterState, ParameterStrategy, expected_model
 
 
@@ -45,13 +45,13 @@ class FedDFSettings(Settings):
     """Settings of the distillation on the server."""
 
     table = "feddf"
-    distillation_steps: int = Field(default=500, ge=0)
+    distillation_steps: Annotated[int, ANY_ON_NODES] = Field(default=500, ge=0)
     """Steps of Adam per round and architecture; 0 is FedAvg."""
-    distillation_batch_size: int = Field(default=128, ge=1)
+    distillation_batch_size: Annotated[int, ANY_ON_NODES] = Field(default=128, ge=1)
     """Public samples per step of Adam on the server."""
-    distillation_learning_rate: Annotated[float, SearchRange(0.00003, 0.01, log=True)] = Field(
-        default=0.001, gt=0
-    )
+    distillation_learning_rate: Annotated[
+        float, SearchRange(0.00003, 0.01, log=True), ANY_ON_NODES
+    ] = Field(default=0.001, gt=0)
     """Step size of Adam on the server."""
 
 
@@ -99,7 +99,6 @@ class FedDF(ParameterStrategy):
     server_models: ServerModels
 
     def begin(self, initial: Arrays) -> FedDFState:
-        """Start every architecture from its initial weights."""
         models = self.server_models
         return FedDFState({}, {name: dict(models.initial(name=name)) for name in models.names})
 
@@ -113,7 +112,6 @@ class FedDF(ParameterStrategy):
         return self.state.models[self.architecture_of(partition_id)]
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Ask for a model of the client's architecture."""
         return expected_model(self.model_for(partition_id))
 
     def by_architecture(self, replies: Mapping[int, Reply]) -> dict[str, dict[int, Reply]]:
@@ -169,7 +167,6 @@ class FedDF(ParameterStrategy):
         }
 
     def global_model(self) -> Arrays:
-        """Return the global models of all architectures."""
         return named_arrays(self.state.models)
 
 
@@ -177,7 +174,7 @@ class PFedDFSettings(FedDFSettings):
     """Settings of FedDF with local fine-tuning."""
 
     table = "pfeddf"
-    epochs: int = Field(default=5, ge=1)
+    epochs: Annotated[int, OnNodes(1, 100)] = Field(default=5, ge=1)
     """Epochs of fine-tuning on the client's training data before it is evaluated."""
 
 

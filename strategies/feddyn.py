@@ -28,7 +28,7 @@ from strategies.core.declarations import BUFFERS
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import OnNodes, SearchRange
 from strategies.parameters import AVERAGES, Model, ParameterState, ParameterStrategy
 
 
@@ -36,7 +36,9 @@ class FedDynSettings(Settings):
     """Settings of FedDyn."""
 
     table = "feddyn"
-    alpha: Annotated[float, SearchRange(0.003, 1.0, log=True)] = Field(default=0.1, gt=0)
+    alpha: Annotated[float, SearchRange(0.003, 1.0, log=True), OnNodes(0, 0.1)] = Field(
+        default=0.1, gt=0
+    )
     """alpha of the quadratic term; a small alpha lets the server take long steps."""
 
 
@@ -53,8 +55,8 @@ class FedDyn(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, "
-            "Paul N. Whatmough, Venkatesh Saligrama",
+            authors="D. A. E. Acar, Y. Zhao, R. M. Navarro, M. Mattina, P. N. Whatmough, "
+            "V. Saligrama",
             title="Federated Learning Based on Dynamic Regularization",
             venue="ICLR",
             year=2021,
@@ -68,7 +70,6 @@ class FedDyn(ParameterStrategy):
     state: FedDynState
 
     def begin(self, initial: Arrays) -> FedDynState:
-        """Start from the initial model without drift."""
         zeros = {kind: np.zeros_like(v) for kind, v in initial.items() if kind != BUFFERS}
         return FedDynState(dict(initial), drift=zeros)
 

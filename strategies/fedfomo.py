@@ -31,12 +31,11 @@ from pydantic import Field
 
 from strategies.core.declarations import BUFFERS, WEIGHTS, Data, Sent, of_model
 from strategies.core.method_record import Need, Paper
-from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.settings_groups import SearchRange
-from strategies.core.state import named_arrays
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
+from strategies.core.state import PairMatrix, named_arrays
 from strategies.method import Results
 from strategies.parameters import LibraryState, LibraryStrategy, expected_model
 
@@ -48,11 +47,11 @@ class FedFomoSettings(Settings):
     """Settings of FedFomo."""
 
     table = "fedfomo"
-    models_sent: Annotated[int, SearchRange(1, 10)] = Field(default=5, ge=1)
+    models_sent: Annotated[int, SearchRange(1, 10), ANY_ON_NODES] = Field(default=5, ge=1)
     """M, the number of models sent to a client; all of them if there are fewer."""
-    exploration: float = Field(default=0.3, ge=0, le=1)
+    exploration: Annotated[float, ANY_ON_NODES] = Field(default=0.3, ge=0, le=1)
     """epsilon in the first round: the share of these models that is drawn at random."""
-    exploration_decay: float = Field(default=0.05, ge=0, le=1)
+    exploration_decay: Annotated[float, ANY_ON_NODES] = Field(default=0.05, ge=0, le=1)
     """Decrease of epsilon per round, down to 0."""
 
 
@@ -104,7 +103,7 @@ class FedFomo(LibraryStrategy):
 
     record = LibraryStrategy.record.derived(
         paper=Paper(
-            authors="Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez",
+            authors="M. Zhang, K. Sapra, S. Fidler, S. Yeung, J. M. Alvarez",
             title="Personalized Federated Learning with First Order Model Optimization",
             venue="ICLR",
             year=2021,
@@ -125,12 +124,10 @@ class FedFomo(LibraryStrategy):
     state: FedFomoState
 
     def begin(self, initial: Arrays) -> FedFomoState:
-        """Start with no affinities."""
         none = PairMatrix.zeros(self.plan.num_clients)
         return FedFomoState(dict(initial), library={}, affinities=none)
 
     def with_more_clients(self) -> FedFomoState:
-        """Add clients without affinities."""
         return replace(
             self.state, affinities=self.state.affinities.with_more_clients(self.plan.num_clients)
         )
@@ -154,7 +151,6 @@ class FedFomo(LibraryStrategy):
         return {**({} if has_begun else self.state.model), **named_arrays(dict(enumerate(others)))}
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Require the model and the gains of the models that were sent."""
         return {
             **expected_model(self.state.model),
             GAINS_OF_OTHERS: ExpectedArray((self.settings.models_sent,)),
@@ -181,5 +177,4 @@ class FedFomo(LibraryStrategy):
         return replace(self.state, affinities=changed)
 
     def results(self) -> Results:
-        """Return the sums of gains as ``affinities``."""
         return Results(matrices=self.state.affinities.named("affinities"))

@@ -24,7 +24,6 @@ Differences from the paper
 - Adam starts anew in each round, with a constant step size and without weight decay.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -35,10 +34,10 @@ from pydantic import Field
 from strategies.core.declarations import Sent
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.randomness import random_generator
+from strategies.core.randomness import drawn_layers, random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.server_models import ServerModels
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
+from strategies.method import ServerModels
 from strategies.parameters import ParameterState, ParameterStrategy
 
 COUNTS, SHARES, GENERATOR = "class-counts", "class-shares", "generator/"
@@ -49,22 +48,24 @@ class FedGenSettings(Settings):
     """Settings of FedGen."""
 
     table = "fedgen"
-    weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=10.0, ge=0)
+    weight: Annotated[float, SearchRange(0.1, 10.0, log=True), OnNodes(0, 10)] = Field(
+        default=10.0, ge=0
+    )
     """alpha, the weight of generated features in the clients' loss; 0 is FedAvg."""
-    weight_decay_rate: float = Field(default=0.98, gt=0, le=1)
+    weight_decay_rate: Annotated[float, ANY_ON_NODES] = Field(default=0.98, gt=0, le=1)
     """Factor of the weight from round to round."""
-    generated_batch_size: int = Field(default=32, ge=1)
+    generated_batch_size: Annotated[int, OnNodes(1, 4096)] = Field(default=32, ge=1)
     """Generated features of a step, on the server and on clients."""
-    diversity: float = Field(default=1.0, ge=0)
+    diversity: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0)
     """eta, the weight of the diversity of generated features."""
-    noise_size: int = Field(default=32, ge=1)
+    noise_size: Annotated[int, OnNodes(1, 4096)] = Field(default=32, ge=1)
     """Entries of the noise e."""
-    hidden_size: int = Field(default=256, ge=1)
+    hidden_size: Annotated[int, OnNodes(1, 4096)] = Field(default=256, ge=1)
     """Units of the generator's hidden layer."""
-    server_steps: int = Field(default=50, ge=1)
+    server_steps: Annotated[int, ANY_ON_NODES] = Field(default=50, ge=1)
     """Steps of the server on the generator in a round."""
-    server_learning_rate: Annotated[float, SearchRange(0.0001, 0.01, log=True)] = Field(
-        default=0.0003, gt=0
+    server_learning_rate: Annotated[float, SearchRange(0.0001, 0.01, log=True), ANY_ON_NODES] = (
+        Field(default=0.0003, gt=0)
     )
     """Step size of the server."""
 
@@ -77,23 +78,6 @@ class FedGenState(ParameterState):
     """``hidden`` (h, e + K), ``hidden-bias`` (h,), ``output`` (d, h) and ``output-bias`` (d,)."""
     shares: NDArray[np.float32]
     """Shape (K,), the share of each class in the clients of the last round; 0 before the first."""
-
-
-def new_generator(
-    settings: FedGenSettings, classes: int, width: int, draw: np.random.Generator
-) -> dict[str, NDArray[np.float32]]:
-    """Draw layers like linear layers of PyTorch; see `FedGenState`."""
-    inputs, hidden = settings.noise_size + classes, settings.hidden_size
-    shapes: Mapping[str, tuple[int, tuple[int, ...]]] = {
-        "hidden": (inputs, (hidden, inputs)),
-        "hidden-bias": (inputs, (hidden,)),
-        "output": (hidden, (width, hidden)),
-        "output-bias": (hidden, (width,)),
-    }
-    return {
-        name: (draw.uniform(-1, 1, shape) / entering**0.5).astype(np.float32)
-        for name, (entering, shape) in shapes.items()
-    }
 
 
 def shares_by_class(counts: NDArray[Any]) -> NDArray[np.float64]:
@@ -123,23 +107,20 @@ class FedGen(ParameterStrategy):
     server_models: ServerModels
 
     def begin(self, initial: Arrays) -> FedGenState:
-        """Draw the generator."""
         classes, draw = self.plan.num_classes, random_generator(self.plan.seed, "generator")
         width = self.server_models.feature_width
-        generator = new_generator(self.settings, classes, width, draw)
+        inputs = self.settings.noise_size + classes
+        generator = drawn_layers(draw, inputs, self.settings.hidden_size, width)
         return FedGenState(dict(initial), generator, np.zeros(classes, dtype=np.float32))
 
     def extra_parts(self, partition_id: int) -> Arrays:
-        """Send the generator and the shares of the classes."""
         generator = {f"{GENERATOR}{name}": part for name, part in self.state.generator.items()}
         return {**generator, SHARES: self.state.shares}
 
     def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
-        """Require the counts of the client's classes."""
         return {COUNTS: ExpectedArray((self.plan.num_classes,))}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse counts that are negative, or all 0."""
         counts = reply.arrays[COUNTS]
         if (counts < 0).any() or not counts.sum() > 0:
             raise InvalidReplyError(f"{COUNTS} should be 0 or more, and one of them above 0")

@@ -22,7 +22,7 @@ from strategies.core.method_record import Paper
 from strategies.core.probabilities import softmax
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.prototypes import (
     HEAD_BIAS,
     HEAD_WEIGHT,
@@ -37,11 +37,11 @@ class FedGHSettings(FeatureSettings):
     """Settings of FedGH."""
 
     table = "fedgh"
-    server_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
+    server_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True), ANY_ON_NODES] = Field(
         default=0.01, gt=0
     )
     """Step size of the server when it trains the shared head."""
-    server_epochs: int = Field(default=10, ge=1)
+    server_epochs: Annotated[int, ANY_ON_NODES] = Field(default=10, ge=1)
     """Passes of the server over the class means of a round's clients."""
 
 
@@ -80,20 +80,11 @@ class FedGH(ClassMeanStrategy):
     def begin(self, initial: Arrays) -> HeadState:
         """Initialize the head like a linear layer of PyTorch."""
         generator, bound = random_generator(self.plan.seed, "head"), self.width**-0.5
-        classes = self.plan.num_classes
-        shapes: dict[str, tuple[int, ...]] = {
-            HEAD_WEIGHT: (classes, self.width),
-            HEAD_BIAS: (classes,),
-        }
-        return HeadState(
-            {
-                name: generator.uniform(-bound, bound, shape).astype(np.float32)
-                for name, shape in shapes.items()
-            }
-        )
+        weight = generator.uniform(-bound, bound, (self.plan.num_classes, self.width))
+        bias = generator.uniform(-bound, bound, self.plan.num_classes)
+        return HeadState({HEAD_WEIGHT: weight.astype("float32"), HEAD_BIAS: bias.astype("float32")})
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the head, the same to every client."""
         return self.state.head
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> HeadState:

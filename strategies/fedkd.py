@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from strategies.core.declarations import ALPHAS, BUFFERS, WEIGHTS, Sent, of_mode
 from strategies.core.method_record import Paper
 from strategies.core.plan import ImpossiblePlanError, PlanSettings, RunPlan, Settings
 from strategies.core.replies import LARGEST_NUMBER, Arrays, ExpectedArray, InvalidReplyError, Reply
+from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.parameters import (
     Model,
     ParameterState,
@@ -107,10 +108,10 @@ class FedKDSettings(SharedModelSettings):
     """Settings of FedKD."""
 
     table = "fedkd"
-    energy_start: float = Field(default=0.95, gt=0, le=1)
+    energy_start: Annotated[float, ANY_ON_NODES] = Field(default=0.95, gt=0, le=1)
     """Share of an update's energy (squared singular values) that is sent in the first round; 1
     sends everything."""
-    energy_end: float = Field(default=0.98, gt=0, le=1)
+    energy_end: Annotated[float, ANY_ON_NODES] = Field(default=0.98, gt=0, le=1)
     """Share of an update's energy that is sent in the last round; it rises linearly from
     `energy_start`."""
 
@@ -139,7 +140,6 @@ class FedKD(SharedModelStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse an energy that falls."""
         own = FedKDSettings.model_validate(settings)
         if own.energy_end < own.energy_start:
             raise ImpossiblePlanError(
@@ -169,7 +169,6 @@ class FedKD(SharedModelStrategy):
         return {FACTORS: factors, RANKS: ExpectedArray((len(self.shapes),), "int32"), **due}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse impossible ranks, and factors of the wrong length or with a huge product."""
         factors, ranks = reply.arrays[FACTORS], reply.arrays[RANKS]
         highest = np.min(self.shapes, axis=1)
         if (ranks < 0).any() or (ranks > highest).any():
@@ -182,18 +181,10 @@ class FedKD(SharedModelStrategy):
 
     def bounded(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Replace factors by the updates of the weights, and clip these."""
-        others = self.state.model.keys() - {WEIGHTS}
-        restored_replies = {
-            n: replace(
-                reply,
-                arrays={
-                    WEIGHTS: self.update_in(reply.arrays),
-                    **{kind: reply.arrays[kind] for kind in others},
-                },
-            )
-            for n, reply in replies.items()
-        }
-        return super().bounded(restored_replies)
+        updates = {n: {WEIGHTS: self.update_in(reply.arrays)} for n, reply in replies.items()}
+        return super().bounded(
+            {n: replace(r, arrays={**r.arrays, **updates[n]}) for n, r in replies.items()}
+        )
 
     def sent_to(self, reply: Reply) -> Arrays:
         """Return zero for the weights, whose updates travel, and the other kinds."""

@@ -95,21 +95,9 @@ def irrelevancy(
     """Return H (Eq. 12) for all pairs of clients and all classes at once.
 
     ``H[i,j,k] = lambda KL(q_ik || q_jk) + (1 - lambda) (-log q_jk[k])`` with
-    ``q_ik = softmax(z_ik)``, or uniform if a client lacks class k.
-
-    Parameters
-    ----------
-    class_logits : ndarray
-        z, shape (N, K, K): client, class of the samples, logit.
-    class_flags : ndarray
-        Shape (N, K), nonzero where a client holds a class.
-    similarity_weight : float
-        lambda in [0, 1].
-
-    Returns
-    -------
-    ndarray
-        H, shape (N, N, K): receiver, giver, class.
+    ``q_ik = softmax(z_ik)``, or uniform if a client lacks class k. Logits z (N, K, K) are by
+    client, class of the samples and logit; flags (N, K) are not 0 where a client holds a class. H
+    (N, N, K) is by receiver, giver and class.
     """
     num_classes = class_logits.shape[-1]
     holds = np.asarray(class_flags, dtype=bool)[..., None]
@@ -147,23 +135,10 @@ def sharing_row(
     as_printed: bool = False,
     sharpness: float = 1.0,
 ) -> NDArray[np.float64]:
-    """Return a client's row of M from its row of H and its label distribution (Eq. 11).
+    """Return a client's row of M, (N,), from its row of H and its label distribution (Eq. 11).
 
-    Parameters
-    ----------
-    irrelevancies : ndarray
-        H_i, shape (N, K). Where it is `EXCLUDED`, p_i is renormalized over the other classes.
-    label_distribution : ndarray
-        p_i, shape (K,), sums to 1.
-    as_printed : bool
-        Whether weights increase with the distance, as printed in the paper.
-    sharpness : float
-        beta, the factor of the distances; 1 in the paper.
-
-    Returns
-    -------
-    ndarray
-        M_i, shape (N,), sums to 1.
+    H_i is (N, K); where it is `EXCLUDED`, the distribution p_i (K,) is renormalized over the other
+    classes. `sharpness` is beta, the factor of the distances. M_i sums to 1.
     """
     counts = irrelevancies != EXCLUDED
     sums = np.where(counts, irrelevancies, 0) @ label_distribution
@@ -191,7 +166,6 @@ class FedKMA(SupernetStrategy):
     settings: FedKMASettings
 
     def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
-        """Require the mean logits of each class."""
         classes = self.plan.num_classes
         return {
             CLASS_LOGITS: ExpectedArray((classes, classes)),
@@ -199,7 +173,6 @@ class FedKMA(SupernetStrategy):
         }
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse flags other than 0 and 1."""
         if not np.isin(reply.arrays[CLASS_FLAGS], (0, 1)).all():
             raise InvalidReplyError(f"{CLASS_FLAGS} holds values other than 0 and 1")
 

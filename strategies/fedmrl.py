@@ -38,7 +38,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.parameters import ParameterState, SharedModelSettings, SharedModelStrategy
 
 
@@ -46,10 +46,12 @@ class FedMRLSettings(SharedModelSettings):
     """Settings of FedMRL."""
 
     table = "fedmrl"
-    shared_width: int = Field(default=0, ge=0)
+    shared_width: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
     """d1, the number of features of the shared model, at most that of the narrowest model; 0 for
     the largest possible."""
-    coarse_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
+    coarse_weight: Annotated[float, SearchRange(0.1, 10.0, log=True), OnNodes(0, 10)] = Field(
+        default=1.0, ge=0
+    )
     """m, the weight of the shared head's loss; 0 leaves that head as it is, apart from weight
     decay."""
 
@@ -69,14 +71,12 @@ class FedMRL(SharedModelStrategy):
             year=2024,
             arxiv="2406.00488",
         ),
-        exchanged="parameters of a shared model",
         settings_type=FedMRLSettings,
         dp_sgd=True,
     )
     settings: FedMRLSettings
 
     def begin(self, initial: Arrays) -> ParameterState:
-        """Start from fresh weights of the shared model with d1 features."""
         shared, models = self.settings.shared_model, self.server_models
         width = self.settings.width(models.narrowest(shared))
         return ParameterState(dict(models.initial_shared(shared, width)))

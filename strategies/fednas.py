@@ -22,7 +22,7 @@ Differences from the paper
 - Statistics of batch normalization are averaged like w. They are re-estimated from a client's
   training samples before it replies and before it is evaluated, as in all searches here.
 - Accuracy is that of the supernet. The paper also derives a network from alpha and trains it anew:
-  read its genotype from a run, and train it by ``models = darts-fixed`` with ``genotype``.
+  ``fedkd genotypes`` reads it from a run.
 - A network without architecture weights is trained on all samples, which is FedAvg.
 - A new client is not trained. It is evaluated with the global supernet.
 """
@@ -34,7 +34,7 @@ from pydantic import Field
 
 from strategies.core.declarations import ALPHAS
 from strategies.core.method_record import Paper
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, OnNodes, SearchRange
 from strategies.method import Results
 from strategies.parameters import ParameterStrategy
 from strategies.supernets import SearchSettings
@@ -44,13 +44,15 @@ class FedNASSettings(SearchSettings):
     """Settings of the search by MiLeNAS, with the defaults of the released code."""
 
     table = "fednas"
-    alpha_optimizer: Literal["sgd", "adam"] = "adam"
-    alpha_learning_rate: Annotated[float, SearchRange(1e-4, 0.03, log=True)] = Field(
+    alpha_optimizer: Annotated[Literal["sgd", "adam"], ANY_ON_NODES] = "adam"
+    alpha_learning_rate: Annotated[float, SearchRange(1e-4, 0.03, log=True), OnNodes(0, 1)] = Field(
         default=3e-4, gt=0
     )
-    alpha_weight_decay: float = Field(default=1e-3, ge=0)
-    alpha_share: float = Field(default=0.5, ge=0, lt=1)
-    training_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
+    alpha_weight_decay: Annotated[float, OnNodes(0, 0.1)] = Field(default=1e-3, ge=0)
+    alpha_share: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.5, ge=0, lt=1)
+    training_weight: Annotated[float, SearchRange(0.1, 10.0, log=True), OnNodes(0, 10)] = Field(
+        default=1.0, ge=0
+    )
     """lambda, the weight of the training loss beside the held-out loss in the steps on alpha; 0 is
     first-order DARTS."""
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import OnNodes, SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -29,9 +29,13 @@ class FedNTDSettings(Settings):
     """Settings of FedNTD."""
 
     table = "fedntd"
-    beta: Annotated[float, SearchRange(0.1, 3.0, log=True)] = Field(default=1.0, ge=0)
+    beta: Annotated[float, SearchRange(0.1, 3.0, log=True), OnNodes(0, 10)] = Field(
+        default=1.0, ge=0
+    )
     """Weight of the distillation; 0 is FedAvg."""
-    temperature: Annotated[float, SearchRange(1.0, 5.0, log=True)] = Field(default=1.0, gt=0)
+    temperature: Annotated[float, SearchRange(1.0, 5.0, log=True), OnNodes(0.1, 100)] = Field(
+        default=1.0, gt=0
+    )
     """tau of both soft predictions."""
 
 
@@ -40,7 +44,7 @@ class FedNTD(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Gihun Lee, Minchan Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun",
+            authors="G. Lee, M. Jeong, Y. Shin, S. Bae, S.-Y. Yun",
             title="Preservation of the Global Knowledge by Not-True Distillation in "
             "Federated Learning",
             venue="NeurIPS",

@@ -36,8 +36,7 @@ class FedPer(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Manoj Ghuhana Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav "
-            "Choudhary",
+            authors="M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary",
             title="Federated Learning with Personalization Layers",
             year=2019,
             arxiv="1912.00818",
@@ -49,7 +48,6 @@ class FedPer(ParameterStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse settings that do not say which layers stay on the clients."""
         if not isinstance(settings, FedPerSettings):
             raise ImpossiblePlanError(
                 "FedPer needs fedper.personal-layers; derive "
@@ -58,6 +56,5 @@ class FedPer(ParameterStrategy):
 
     @classmethod
     def shared_layers(cls, settings: Settings) -> slice:
-        """Return all layers but the last K_P."""
         assert isinstance(settings, FedPerSettings)
         return slice(None, -settings.personal_layers)

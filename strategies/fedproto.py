@@ -106,7 +106,6 @@ class FedProto(ClassMeanStrategy):
     state: PrototypeState
 
     def begin(self, initial: Arrays) -> PrototypeState:
-        """Start without prototypes."""
         return PrototypeState(no_prototypes(self.plan.num_classes, self.width))
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
@@ -115,7 +114,6 @@ class FedProto(ClassMeanStrategy):
         return prototypes if prototypes[PROTOTYPE_FLAGS].any() else {}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the prototypes for classification."""
         return self.state.prototypes
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> PrototypeState:

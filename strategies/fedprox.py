@@ -38,8 +38,7 @@ class FedProx(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet "
-            "Talwalkar, Virginia Smith",
+            authors="T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith",
             title="Federated Optimization in Heterogeneous Networks",
             venue="MLSys",
             year=2020,

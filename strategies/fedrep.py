@@ -40,7 +40,7 @@ class FedRep(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Liam Collins, Hamed Hassani, Aryan Mokhtari, Sanjay Shakkottai",
+            authors="L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai",
             title="Exploiting Shared Representations for Personalized Federated Learning",
             venue="ICML",
             year=2021,

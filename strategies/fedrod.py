@@ -28,7 +28,7 @@ class FedRoD(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Hong-You Chen, Wei-Lun Chao",
+            authors="H.-Y. Chen, W.-L. Chao",
             title="On Bridging Generic and Personalized Federated Learning for Image "
             "Classification",
             venue="ICLR",

@@ -27,10 +27,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.method_record import Paper
-from strategies.core.randomness import random_generator
+from strategies.core.randomness import drawn_layers, random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.server_models import ServerModels
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.fedproto import (
     FedProto,
     PrototypeSettings,
@@ -38,6 +37,7 @@ from strategies.fedproto import (
     no_prototypes,
     with_prototypes,
 )
+from strategies.method import ServerModels
 from strategies.prototypes import mean_by_class, stacked
 
 
@@ -45,13 +45,13 @@ class FedTGPSettings(PrototypeSettings):
     """Settings of FedTGP."""
 
     table = "fedtgp"
-    margin_threshold: float = Field(default=100.0, ge=0)
+    margin_threshold: Annotated[float, ANY_ON_NODES] = Field(default=100.0, ge=0)
     """tau, the upper limit of the margin between classes."""
-    server_learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(
+    server_learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True), ANY_ON_NODES] = Field(
         default=0.01, gt=0
     )
     """Step size of the server when it trains the prototypes."""
-    server_epochs: int = Field(default=100, ge=1)
+    server_epochs: Annotated[int, ANY_ON_NODES] = Field(default=100, ge=1)
     """S, the number of passes of the server over the prototypes of a round's clients."""
 
 
@@ -77,19 +77,6 @@ class FedTGPState(PrototypeState):
     d), ``hidden-bias`` (d,), ``output`` (d, d) and ``output-bias`` (d,)."""
 
 
-def new_generator(
-    num_classes: int, width: int, draw: np.random.Generator
-) -> dict[str, NDArray[np.float32]]:
-    """Draw normal vectors, and layers like linear layers of PyTorch; see `FedTGPState`."""
-    vectors = draw.normal(size=(num_classes, width))
-    shapes: dict[str, tuple[int, ...]] = {"hidden": (width, width), "hidden-bias": (width,)}
-    shapes |= {"output": (width, width), "output-bias": (width,)}
-    layers = {name: draw.uniform(-1, 1, shape) / width**0.5 for name, shape in shapes.items()}
-    return {
-        name: array.astype(np.float32) for name, array in {"vectors": vectors, **layers}.items()
-    }
-
-
 class FedTGP(FedProto):
     """FedTGP (Algorithm 1): FedProto with prototypes that the server trains."""
 
@@ -110,10 +97,11 @@ class FedTGP(FedProto):
     server_models: ServerModels
 
     def begin(self, initial: Arrays) -> FedTGPState:
-        """Start without prototypes, and draw their generator."""
         classes, draw = self.plan.num_classes, random_generator(self.plan.seed, "prototypes")
-        generator = new_generator(classes, self.width, draw)
-        return FedTGPState(no_prototypes(classes, self.width), generator)
+        width, vectors = self.width, draw.normal(size=(classes, self.width))
+        layers = drawn_layers(draw, width, width, width)
+        generator = {"vectors": vectors.astype(np.float32), **layers}
+        return FedTGPState(no_prototypes(classes, width), generator)
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> FedTGPState:
         """Train the generator on the clients' prototypes, client by client."""

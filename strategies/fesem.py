@@ -32,7 +32,7 @@ from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
 from strategies.core.declarations import WEIGHTS
 from strategies.core.flower import log
 from strategies.core.method_record import Paper
-from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.plan import RunPlan, Settings, refuse_above
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Reply
 from strategies.parameters import Model, stacked
@@ -83,12 +83,9 @@ class FeSEM(ClusteredStrategy):
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
         """Refuse more clusters than sampled clients, whose models become the first centers."""
         super().check_plan(plan, settings)
-        clusters = ClusterSettings.model_validate(settings).clusters
-        if clusters > plan.sample_size:
-            raise ImpossiblePlanError(
-                f"fesem.clusters = {clusters} is more than the {plan.sample_size} clients per "
-                f"round; set it to at most {plan.sample_size}, or a larger fraction-train."
-            )
+        clusters, most = ClusterSettings.model_validate(settings).clusters, plan.sample_size
+        limit = f"the {most} clients per round (fraction-train)"
+        refuse_above("fesem.clusters", clusters, most, limit)
 
     def model_for(self, partition_id: int) -> Model:
         """Return the client's center, or the global mean before its first assignment."""
@@ -116,12 +113,8 @@ class FeSEM(ClusteredStrategy):
         weights = [model[WEIGHTS] for model in models]
         positions = first_centers(weights, self.settings.clusters, seed)
         if len(positions) < self.settings.clusters:
-            log(
-                WARNING,
-                "Round %d: only %d clusters in use, because of too few replies",
-                server_round,
-                len(positions),
-            )
+            log(WARNING, "Round %d: only %d clusters in use, because of too few replies",
+                server_round, len(positions))  # fmt: skip
         chosen = stacked([models[position] for position in positions])
         return {
             kind: np.concatenate([chosen[kind], np.full_like(rows[len(positions) :], np.inf)])

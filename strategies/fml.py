@@ -22,7 +22,7 @@ from typing import Annotated
 from pydantic import Field
 
 from strategies.core.method_record import Paper
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.parameters import SharedModelSettings, SharedModelStrategy
 
 
@@ -30,9 +30,9 @@ class FMLSettings(SharedModelSettings):
     """Settings of FML."""
 
     table = "fml"
-    alpha: Annotated[float, SearchRange(0.1, 0.9)] = Field(default=0.5, ge=0, le=1)
+    alpha: Annotated[float, SearchRange(0.1, 0.9), ANY_ON_NODES] = Field(default=0.5, ge=0, le=1)
     """Weight of the labels in the loss of the private model; 1 is `local`."""
-    beta: float = Field(default=0.5, ge=0, le=1)
+    beta: Annotated[float, ANY_ON_NODES] = Field(default=0.5, ge=0, le=1)
     """Weight of the labels in the loss of the shared model; 1 is FedAvg."""
 
 
@@ -47,7 +47,6 @@ class FML(SharedModelStrategy):
             year=2020,
             arxiv="2006.16765",
         ),
-        exchanged="parameters of a shared model",
         settings_type=FMLSettings,
         dp_sgd=True,
     )

@@ -19,7 +19,7 @@ from strategies.clusters import ClusteredStrategy, ClusterSettings, ClusterState
 from strategies.core.declarations import BUFFERS, WEIGHTS, Sent
 from strategies.core.method_record import Paper
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.server_models import ServerModels
+from strategies.method import ServerModels
 from strategies.parameters import Model, stacked
 
 CLUSTER = "cluster"  # array of a reply: the number of the hypothesis that was trained, shape (1,)
@@ -50,7 +50,6 @@ class HypCluster(ClusteredStrategy):
     server_models: ServerModels
 
     def initial_centers(self, initial: Arrays) -> Model:
-        """Return the initial global model and c - 1 further draws."""
         further = (self.server_models.initial(k) for k in range(1, self.settings.clusters))
         return stacked([initial, *further])
 
@@ -64,11 +63,9 @@ class HypCluster(ClusteredStrategy):
         return {kind: rows[cluster] for kind, rows in self.state.centers.items()}
 
     def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
-        """Require the number of the trained hypothesis."""
         return {CLUSTER: ExpectedArray((1,), "int64")}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse the number of a hypothesis that does not exist."""
         if not 0 <= reply.arrays[CLUSTER][0] < self.settings.clusters:
             raise InvalidReplyError(
                 f"{CLUSTER} = {reply.arrays[CLUSTER][0]} is outside 0..{self.settings.clusters - 1}"
@@ -80,5 +77,4 @@ class HypCluster(ClusteredStrategy):
         return self.moved(self.state.centers, self.models_in(replies), chosen)
 
     def global_model(self) -> Arrays:
-        """Return all hypotheses."""
         return self.state.centers

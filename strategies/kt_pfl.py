@@ -41,11 +41,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.method_record import Paper
-from strategies.core.pair_matrix import PairMatrix
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
 from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
-from strategies.core.state import with_means
+from strategies.core.state import PairMatrix, with_means
 from strategies.method import Results
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
@@ -118,23 +117,9 @@ def knowledge_gradient(
     The term is ``Σ_n D_n/D Σ_x KL(Σ_m c[n,m] S_m(x) || S_n(x))``.
 
     With ``t_n = Σ_m c[n,m] S_m`` the entry (n, m) is
-    ``D_n/D Σ_x Σ_k S_m(x,k) (log t_n(x,k) - log S_n(x,k) + 1)``. Cost O(N² P K).
-
-    Parameters
-    ----------
-    coefficients : ndarray
-        Shape (N, N), rows on the simplex.
-    predictions : ndarray
-        Shape (N, P, K).
-    shares : ndarray
-        Shape (N,), D_n/D.
-    smallest : float
-        Lower limit of probabilities in logarithms.
-
-    Returns
-    -------
-    ndarray
-        Shape (N, N).
+    ``D_n/D Σ_x Σ_k S_m(x,k) (log t_n(x,k) - log S_n(x,k) + 1)``. Coefficients, with rows on the
+    simplex, and the result are (N, N), predictions (N, P, K), and shares D_n/D (N,). Probabilities
+    below `smallest` count as it in logarithms. Cost O(N² P K).
     """
     flat = predictions.reshape(len(predictions), -1)
     terms = coefficients.astype(flat.dtype) @ flat
@@ -156,26 +141,9 @@ def projected_step(
     """Take one projected gradient step on the repliers' coefficients (Eqs. 7 and 11).
 
     ``c <- c - rate (lambda ∇knowledge + 2 rho (c - 1/N))``, followed by the projection to rows with
-    their previous sums, so that the weights of absent clients do not change.
-
-    Parameters
-    ----------
-    block : ndarray
-        Shape (R, R), the repliers' rows and columns of c.
-    shares : ndarray
-        Shape (R,), D_n/D.
-    gradient : callable
-        Gradient of the knowledge term, (R, R), as a function of rows on the simplex and of the
-        weights of the rows, (R,).
-    knowledge_weight, rho, rate : float
-        lambda, the pull towards 1/N, and eta_3.
-    num_clients : int
-        N.
-
-    Returns
-    -------
-    ndarray
-        Shape (R, R), non-negative, every row with the sum it had before.
+    their previous sums, so that the weights of absent clients do not change. The repliers' rows and
+    columns of c are (R, R), and shares D_n/D (R,). `gradient` returns that of the knowledge term,
+    (R, R), for rows on the simplex and weights of the rows, (R,).
     """
     mass = block.sum(axis=1)
     weights = shares / np.where(mass > 0, mass, 1)
@@ -217,7 +185,6 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     state: TeacherState
 
     def begin(self, initial: Arrays) -> TeacherState:
-        """Start with equal coefficients."""
         begun, plan = super().begin(initial), self.plan
         equal = PairMatrix.equal(plan.num_clients, plan.new_client_ids)
         return TeacherState(begun.releases, begun.teachers, equal)
@@ -225,9 +192,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     def with_more_clients(self) -> TeacherState:
         """Give clients that join 1/N in their rows and columns of c, and the mean teacher."""
         grown, size = super().with_more_clients(), self.plan.num_clients
-        before = self.state.coefficients
-        share = len(before.places) / size
-        more = before.scaled(share).with_more_clients(size, 1 / size, 1 / size, 1)
+        more = self.state.coefficients.with_equal_clients(size)
         teachers = with_means(grown.teachers, min(size, len(more.values) + 1))
         return TeacherState(grown.releases, teachers, more)
 
@@ -280,26 +245,14 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     def updated_block(
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
     ) -> NDArray[Any]:
-        """Return new coefficients of the repliers.
+        """Return new coefficients of the repliers, (R, R), from their rows and columns of c.
 
-        Parameters
-        ----------
-        block : ndarray
-            Shape (R, R), the repliers' rows and columns of c.
-        predictions : ndarray
-            Shape (R, P, K).
-        shares : ndarray
-            Shape (R,), D_n/D.
-
-        Returns
-        -------
-        ndarray
-            Shape (R, R), non-negative, every row with the sum it had before.
+        Predictions are (R, P, K), and shares D_n/D (R,). Entries are not negative, and every row
+        keeps its sum.
         """
         raise NotImplementedError
 
     def results(self) -> Results:
-        """Return c as ``coefficients``."""
         return replace(super().results(), matrices=self.state.coefficients.named("coefficients"))
 
 

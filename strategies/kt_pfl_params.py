@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.mixing import MIXINGS
-from strategies.core.pair_matrix import PairMatrix
 from strategies.core.plan import Settings
 from strategies.core.probabilities import normalized_rows
 from strategies.core.replies import Arrays, Reply
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
+from strategies.core.state import PairMatrix
 from strategies.kt_pfl import PAPER, projected_step
 from strategies.method import Results
 from strategies.parameters import Model, ParameterState, ParameterStrategy, gram_matrix, stacked
@@ -45,15 +45,15 @@ class KTpFLParamsSettings(Settings):
     """Settings of KT-pFL on parameters, with the defaults of the paper's B.2."""
 
     table = "kt-pfl-params"
-    knowledge_weight: float = Field(default=1.0, ge=0)
+    knowledge_weight: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0)
     """lambda of Eq. 11, the weight of the knowledge term in the update of c."""
-    rho: float = Field(default=0.6, ge=0)
+    rho: Annotated[float, ANY_ON_NODES] = Field(default=0.6, ge=0)
     """rho, the weight of the penalty that pulls c towards 1/N."""
-    coefficient_learning_rate: Annotated[float, SearchRange(0.0005, 0.05, log=True)] = Field(
-        default=0.005, ge=0
-    )
+    coefficient_learning_rate: Annotated[
+        float, SearchRange(0.0005, 0.05, log=True), ANY_ON_NODES
+    ] = Field(default=0.005, ge=0)
     """eta_3, the step size on c; 0 keeps c at 1/N."""
-    transfer_step: float = Field(default=1.0, ge=0, le=1)
+    transfer_step: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0, le=1)
     """tau, how far a client's model moves towards the mixed model; 1 replaces it."""
 
 
@@ -90,17 +90,12 @@ class KTpFLParams(ParameterStrategy):
     state: KTpFLParamsState
 
     def begin(self, initial: Arrays) -> KTpFLParamsState:
-        """Start with one model for all clients and equal coefficients."""
         equal = PairMatrix.equal(self.plan.num_clients, self.plan.new_client_ids)
         return KTpFLParamsState(dict(initial), equal, np.empty(0, dtype=np.int64), models={})
 
     def with_more_clients(self) -> KTpFLParamsState:
-        """Give clients that join 1/N in their rows and columns of c."""
-        coefficients, size = self.state.coefficients, self.plan.num_clients
-        scaled = coefficients.scaled(len(coefficients.places) / size)
-        return replace(
-            self.state, coefficients=scaled.with_more_clients(size, 1 / size, 1 / size, 1)
-        )
+        grown = self.state.coefficients.with_equal_clients(self.plan.num_clients)
+        return replace(self.state, coefficients=grown)
 
     def model_for(self, partition_id: int) -> Model:
         """Mix the last round's models by the client's row of c."""
@@ -161,5 +156,4 @@ class KTpFLParams(ParameterStrategy):
         )
 
     def results(self) -> Results:
-        """Return c as ``coefficients``."""
         return Results(matrices=self.state.coefficients.named("coefficients"))

@@ -20,11 +20,11 @@ import numpy as np
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.declarations import of_model
-from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
+from strategies.core.mixing import with_clipped_updates
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.server_models import ServerModels
+from strategies.method import ServerModels
 from strategies.parameters import AVERAGES
 from strategies.prototypes import HEAD_BIAS, HEAD_WEIGHT, FeatureSettings, HeadState
 
@@ -69,11 +69,9 @@ class LGFedAvg(PersonalizedStrategy):
         return self.state.head
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the mean head."""
         return self.state.head
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Require a head, (K, d) and (K,)."""
         classes = self.plan.num_classes
         shape = classes, self.settings.feature_width or self.server_models.feature_width
         return {HEAD_WEIGHT: ExpectedArray(shape), HEAD_BIAS: ExpectedArray((classes,))}

@@ -27,7 +27,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import OnNodes, SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -35,9 +35,11 @@ class MOONSettings(Settings):
     """Settings of MOON."""
 
     table = "moon"
-    mu: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=1.0, ge=0)
+    mu: Annotated[float, SearchRange(0.1, 10.0, log=True), OnNodes(0, 10)] = Field(
+        default=1.0, ge=0
+    )
     """Weight of the contrastive term; 0 is FedAvg."""
-    temperature: float = Field(default=0.5, gt=0)
+    temperature: Annotated[float, OnNodes(0.1, 100)] = Field(default=0.5, gt=0)
     """tau of the contrastive term."""
 
 
@@ -46,7 +48,7 @@ class MOON(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Qinbin Li, Bingsheng He, Dawn Song",
+            authors="Q. Li, B. He, D. Song",
             title="Model-Contrastive Federated Learning",
             venue="CVPR",
             year=2021,

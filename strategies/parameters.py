@@ -17,17 +17,14 @@ from numpy.typing import NDArray
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.declarations import BUFFERS, MODEL_SENT
-from strategies.core.influence_limits import with_clipped_updates
 from strategies.core.method_record import Need
 from strategies.core.metrics import TRAIN_LOSS
-from strategies.core.mixing import MIXINGS, Mix, weighted_mean
-from strategies.core.pair_matrix import PairMatrix
+from strategies.core.mixing import MIXINGS, Mix, weighted_mean, with_clipped_updates
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import ANY_ON_NODES
-from strategies.core.state import State
-from strategies.method import Results
+from strategies.core.state import PairMatrix, State
+from strategies.method import Results, ServerModels
 
 Model = dict[str, NDArray[Any]]  # a model in network format: float32 vectors by kind
 
@@ -153,7 +150,6 @@ class ParameterStrategy(PersonalizedStrategy):
     state: ParameterState
 
     def begin(self, initial: Arrays) -> ParameterState:
-        """Start from the initial global model."""
         return ParameterState(dict(initial))
 
     # ---- Hooks of parameter methods --------------------------------------------------
@@ -193,12 +189,8 @@ class ParameterStrategy(PersonalizedStrategy):
     def layers(self, model: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return the arrays of a sent model by name, in the order of PyTorch's ``state_dict``.
 
-        They are parts of its vectors: whoever writes to them changes the model.
-
-        Parameters
-        ----------
-        model : mapping of str to ndarray
-            Vectors by kind. Arrays of kinds that it lacks are left out.
+        They are parts of its vectors: whoever writes to them changes the model. Arrays of kinds
+        that it lacks are left out.
         """
         assert self.server_models
         layout = self.server_models.layout(self.architecture, self.shared_layers(self.settings))
@@ -216,7 +208,6 @@ class ParameterStrategy(PersonalizedStrategy):
     # ---- Hooks of every strategy -----------------------------------------------------
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the client its model and the extra parts."""
         return {**self.model_for(partition_id), **self.extra_parts(partition_id)}
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:
@@ -232,11 +223,9 @@ class ParameterStrategy(PersonalizedStrategy):
         return with_clipped_updates(replies, self.sent_to, self.plan.update_cap)
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ParameterState:
-        """Aggregate the models in the replies."""
         return self.aggregate_models(server_round, self.models_in(replies))
 
     def global_model(self) -> Arrays:
-        """Return the global model."""
         return self.state.model
 
 
@@ -248,6 +237,7 @@ class SharedModelStrategy(ParameterStrategy):
     """
 
     record = ParameterStrategy.record.derived(
+        exchanged="parameters of a shared model",
         needs=(),
         settings_type=SharedModelSettings,
         evaluates_trained_model=True,
@@ -258,11 +248,9 @@ class SharedModelStrategy(ParameterStrategy):
 
     @property
     def architecture(self) -> str:
-        """The architecture of the shared model."""
         return self.settings.shared_model
 
     def begin(self, initial: Arrays) -> ParameterState:
-        """Start from fresh weights of the shared model."""
         return super().begin(self.server_models.initial_shared(self.architecture))
 
 
@@ -286,7 +274,6 @@ class LibraryStrategy(ParameterStrategy):
     state: LibraryState
 
     def begin(self, initial: Arrays) -> LibraryState:
-        """Start from the initial model, with an empty library."""
         return LibraryState(dict(initial), library={})
 
     def sent_to(self, reply: Reply) -> Arrays:
@@ -337,7 +324,6 @@ class MixtureStrategy(LibraryStrategy):
         """
 
     def begin(self, initial: Arrays) -> MixtureState:
-        """Start with weight 1 of each client on itself."""
         identity = PairMatrix.identity(self.plan.num_clients)
         return MixtureState(dict(initial), library={}, attention=identity)
 
@@ -375,7 +361,6 @@ class MixtureStrategy(LibraryStrategy):
         return AVERAGES[self.plan.mixing](list(library.values()), weights)
 
     def train_payload(self, server_round: int, partition_id: int) -> Arrays:
-        """Send the client its mixture, and the extra parts."""
         return {**self.mixture_sent_to(partition_id), **self.extra_parts(partition_id)}
 
     def sent_to(self, reply: Reply) -> Arrays:
@@ -387,5 +372,4 @@ class MixtureStrategy(LibraryStrategy):
         return self.round.once(partition_id, lambda: self.model_for(partition_id))
 
     def results(self) -> Results:
-        """Return the weights of the mixtures."""
         return Results(matrices=self.state.attention.named(self.matrix_name))

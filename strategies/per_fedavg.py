@@ -27,7 +27,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -35,15 +35,15 @@ class PerFedAvgSettings(Settings):
     """Settings of Per-FedAvg."""
 
     table = "per-fedavg"
-    inner_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True)] = Field(
+    inner_learning_rate: Annotated[float, SearchRange(0.003, 0.3, log=True), OnNodes(0, 1)] = Field(
         default=0.01, ge=0
     )
     """a, the step size of the adaptation to a client's data, in training and before evaluation; 0
     is FedAvg."""
-    adaptation: Literal["batch", "epoch"] = "batch"
+    adaptation: Annotated[Literal["batch", "epoch"], ANY_ON_NODES] = "batch"
     """Steps of the adaptation before an evaluation: one on a ``batch``, or those of an
     ``epoch``."""
-    evaluate_on: Literal["adapted", "global"] = "adapted"
+    evaluate_on: Annotated[Literal["adapted", "global"], ANY_ON_NODES] = "adapted"
     """``adapted`` evaluates the model after the adaptation, ``global`` the model before it."""
 
 
@@ -52,7 +52,7 @@ class PerFedAvg(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar",
+            authors="A. Fallah, A. Mokhtari, A. Ozdaglar",
             title="Personalized Federated Learning with Theoretical Guarantees: A "
             "Model-Agnostic Meta-Learning Approach",
             venue="NeurIPS",

@@ -34,7 +34,7 @@ from strategies.core.flower import log
 from strategies.core.method_record import Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.mixing import Mix, weighted_mean
-from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings, sample_clients
+from strategies.core.plan import RunPlan, Settings, refuse_above, sample_clients
 from strategies.core.probabilities import normalized_rows
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Metric, Reply
@@ -146,27 +146,19 @@ class PerFedCKT(SoftPredictionStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse more clusters than clients."""
         super().check_plan(plan, settings)
-        clusters = PerFedCKTSettings.model_validate(settings).clusters
-        if clusters > plan.num_training:
-            raise ImpossiblePlanError(
-                f"perfed-ckt.clusters = {clusters} is more than the {plan.num_training} clients; "
-                f"set it to at most {plan.num_training}."
-            )
+        clusters, most = PerFedCKTSettings.model_validate(settings).clusters, plan.num_training
+        refuse_above("perfed-ckt.clusters", clusters, most, f"the {most} clients")
 
     def begin(self, initial: Arrays) -> CentroidState:
-        """Start without cluster assignments."""
         begun, unassigned = super().begin(initial), np.full(self.plan.num_clients, -1)
         return CentroidState(begun.releases, begun.teachers, unassigned)
 
     def with_more_clients(self) -> CentroidState:
-        """Add clients without a cluster."""
-        grown, labels = (
-            super().with_more_clients(),
-            padded(self.state.labels, self.plan.num_clients, -1),
+        grown, size = super().with_more_clients(), self.plan.num_clients
+        return replace(
+            self.state, releases=grown.releases, labels=padded(self.state.labels, size, -1)
         )
-        return CentroidState(grown.releases, grown.teachers, labels)
 
     def sample(self, server_round: int, candidates: Sequence[int]) -> list[int]:
         """Sample without replacement, with probabilities proportional to the capped `sizes`."""
@@ -174,14 +166,9 @@ class PerFedCKT(SoftPredictionStrategy):
         return sample_clients(candidates, plan.sample_size, plan.seed, server_round, sizes)
 
     def cluster(self, predictions: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-        """Return the cluster of each client that replied, (m,): a hook, by default k-means.
+        """Return the cluster of each client that replied, (m,), of at most k: by default k-means.
 
-        Parameters
-        ----------
-        predictions : ndarray
-            Soft predictions, (m, P, K), by ascending partition-id.
-        k : int
-            The setting `clusters`.
+        Soft predictions (m, P, K) are by ascending partition-id.
         """
         draws = random_generator(self.plan.seed, "k-means", self.round.number)
         return k_means(predictions, k, int(draws.integers(2**31)))
@@ -192,14 +179,8 @@ class PerFedCKT(SoftPredictionStrategy):
         clusters = self.cluster(predictions, self.settings.clusters)
         centroids, labels = centroids_of(predictions, clusters, self.mix)
         if len(centroids) < self.settings.clusters:
-            log(
-                INFO,
-                "Round %d: %d of %d clusters, from %d replies",
-                server_round,
-                len(centroids),
-                self.settings.clusters,
-                len(replies),
-            )
+            log(INFO, "Round %d: %d of %d clusters, from %d replies",
+                server_round, len(centroids), self.settings.clusters, len(replies))  # fmt: skip
         of_all = np.full(self.plan.num_clients, -1)
         of_all[list(replies)] = labels
         return replace(self.state, teachers=centroids, labels=of_all)

@@ -38,13 +38,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from strategies.core.client_info import ClientInfo
 from strategies.core.declarations import Data, Sent
 from strategies.core.flower import log
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import PlanSettings, Settings
 from strategies.core.replies import (
     Arrays,
+    ClientInfo,
     ExpectedArray,
     InvalidReplyError,
     Metric,
@@ -200,7 +200,6 @@ class PersFL(FedAvg):
         return "fraction-train" if picks_teacher and plan.sample_size < plan.num_training else ""
 
     def begin(self, initial: Arrays) -> PersFLState:
-        """Start from the initial global model."""
         return PersFLState(dict(initial))
 
     def aggregate_models(self, server_round: int, models: dict[int, Model]) -> PersFLState:
@@ -250,7 +249,6 @@ class PersFL(FedAvg):
         return self.round.ask(CONSIDER, dict.fromkeys(new_clients, model), due=lambda n: {})
 
     def results(self) -> Results:
-        """Return the results of every pair and client after stage 2."""
         return Results(tables={PAIRS: list(self.state.pairs)} if self.state.pairs else {})
 
     def evaluate_payload(self, server_round: int, partition_id: int) -> Arrays:

@@ -38,7 +38,7 @@ from strategies.core.declarations import BUFFERS
 from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.probabilities import project_onto_simplex
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.parameters import MixtureStrategy, Model
 
 EQUAL = 0.9  # cosine from which updates count as equal
@@ -48,9 +48,11 @@ class PFedGraphSettings(Settings):
     """Settings of pFedGraph, with the defaults of the authors' code."""
 
     table = "pfedgraph"
-    size_weight: Annotated[float, SearchRange(0.1, 10.0, log=True)] = Field(default=0.8, gt=0)
+    size_weight: Annotated[float, SearchRange(0.1, 10.0, log=True), ANY_ON_NODES] = Field(
+        default=0.8, gt=0
+    )
     """alpha, how strongly the graph follows the clients' sizes instead of their similarities."""
-    similarity_weight: float = Field(default=0.01, ge=0)
+    similarity_weight: Annotated[float, OnNodes(0, 10)] = Field(default=0.01, ge=0)
     """lambda of the cosine on the clients."""
 
 
@@ -78,7 +80,7 @@ class PFedGraph(MixtureStrategy):
 
     record = MixtureStrategy.record.derived(
         paper=Paper(
-            authors="Rui Ye, Zhenyang Ni, Fangzhao Wu, Siheng Chen, Yanfeng Wang",
+            authors="R. Ye, Z. Ni, F. Wu, S. Chen, Y. Wang",
             title="Personalized Federated Learning with Inferred Collaboration Graphs",
             venue="ICML",
             year=2023,
@@ -90,7 +92,6 @@ class PFedGraph(MixtureStrategy):
     settings: PFedGraphSettings
 
     def weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
-        """Return the graph among some clients, shape (R, R)."""
         reported = {*self.round.trained, *self.round.new}
         joined = {n: model for n, model in models.items() if n in reported}
         sizes = self.weights_of(joined)

@@ -35,7 +35,7 @@ from strategies.core.method_record import Paper
 from strategies.core.plan import Settings
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, Reply
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.core.state import named_arrays, padded, with_means
 from strategies.parameters import Model, ParameterState, ParameterStrategy
 
@@ -69,17 +69,19 @@ class PFedHNSettings(Settings):
     """Settings of the hypernetwork."""
 
     table = "pfedhn"
-    embedding_size: int = Field(default=0, ge=0)
+    embedding_size: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
     """e, the length of a client's embedding; 0 for ``1 + N // 4`` as in the paper."""
-    hidden_size: int = Field(default=100, ge=1)
+    hidden_size: Annotated[int, ANY_ON_NODES] = Field(default=100, ge=1)
     """h, the number of units per hidden layer of the hypernetwork."""
-    hidden_layers: int = Field(default=3, ge=0)
+    hidden_layers: Annotated[int, ANY_ON_NODES] = Field(default=3, ge=0)
     """Number of layers between the first layer and the heads of the hypernetwork."""
-    learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True)] = Field(default=0.01, gt=0)
+    learning_rate: Annotated[float, SearchRange(0.001, 0.1, log=True), ANY_ON_NODES] = Field(
+        default=0.01, gt=0
+    )
     """Step size on the hypernetwork and the embeddings."""
-    momentum: float = Field(default=0.9, ge=0, lt=1)
+    momentum: Annotated[float, ANY_ON_NODES] = Field(default=0.9, ge=0, lt=1)
     """Momentum of the hypernetwork and the embeddings."""
-    gradient_norm: float = Field(default=50.0, gt=0)
+    gradient_norm: Annotated[float, ANY_ON_NODES] = Field(default=50.0, gt=0)
     """Gradients of the hypernetwork are clipped to this norm, times the number of repliers."""
 
 
@@ -176,7 +178,6 @@ class PFedHN(ParameterStrategy):
     state: PFedHNState
 
     def begin(self, initial: Arrays) -> PFedHNState:
-        """Draw the hypernetwork around the initial model."""
         size, generator = self.plan.num_clients, random_generator(self.plan.seed, "hypernetwork")
         network = new_network(self.settings, size, initial[WEIGHTS], generator)
         velocity = copy.deepcopy(network)

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, DEFAULT_ON_NODES, OnNodes, SearchRange
 from strategies.parameters import Model, ParameterState, ParameterStrategy, step_towards
 
 
@@ -30,17 +30,17 @@ class PFedMeSettings(Settings):
     """Settings of pFedMe."""
 
     table = "pfedme"
-    personalization_weight: Annotated[float, SearchRange(0.5, 30.0, log=True)] = Field(
-        default=15.0, gt=0
+    personalization_weight: Annotated[float, SearchRange(0.5, 30.0, log=True), DEFAULT_ON_NODES] = (
+        Field(default=15.0, gt=0)
     )
     """lambda; the larger it is, the closer the personal model theta stays to the local copy w."""
-    personal_steps: int = Field(default=5, ge=1)
+    personal_steps: Annotated[int, OnNodes(1, 100)] = Field(default=5, ge=1)
     """K, the number of steps on theta per batch."""
-    personal_learning_rate: Annotated[float, SearchRange(0.005, 0.3, log=True)] = Field(
-        default=0.03, gt=0
+    personal_learning_rate: Annotated[float, SearchRange(0.005, 0.3, log=True), OnNodes(0, 1)] = (
+        Field(default=0.03, gt=0)
     )
     """Step size of the steps on theta."""
-    beta: float = Field(default=1.0, gt=0)
+    beta: Annotated[float, ANY_ON_NODES] = Field(default=1.0, gt=0)
     """The server's step towards the mean of the clients' w; 1 takes the mean itself."""
 
 
@@ -49,7 +49,7 @@ class PFedMe(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Canh T. Dinh, Nguyen H. Tran, Tuan Dung Nguyen",
+            authors="C. T. Dinh, N. H. Tran, T. D. Nguyen",
             title="Personalized Federated Learning with Moreau Envelopes",
             venue="NeurIPS",
             year=2020,
@@ -63,7 +63,6 @@ class PFedMe(ParameterStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse step sizes at which the proximal term makes theta diverge."""
         assert isinstance(settings, PFedMeSettings)
         if settings.personalization_weight * settings.personal_learning_rate < 2:
             return

@@ -32,7 +32,7 @@ Differences from the paper
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -42,12 +42,12 @@ from pydantic import Field
 
 from strategies.core.declarations import Data, of_model
 from strategies.core.method_record import Need, Paper
-from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.plan import RunPlan, Settings, refuse_above
 from strategies.core.probabilities import softmax
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
+from strategies.method import ServerModels
 from strategies.soft_predictions import (
     DistillationSettings,
     SoftPredictionState,
@@ -183,29 +183,21 @@ class PrivateKT(SoftPredictionStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse options for predictions, and more knowledge samples than public ones."""
         own = PrivateKTSettings.model_validate(settings)
         reason = "since clients send labels after randomized response"
         refuse_options(own, reason, mixing="mean", clip_norm=0, noise_multiplier=0)
-        if own.knowledge_samples > plan.public_size:
-            raise ImpossiblePlanError(
-                f"privatekt.knowledge-samples = {own.knowledge_samples} is more than public-size = "
-                f"{plan.public_size}; set it to at most that."
-            )
+        samples, size = own.knowledge_samples, plan.public_size
+        refuse_above("privatekt.knowledge-samples", samples, size, f"public-size = {size}")
 
     @property
     def architecture(self) -> str:
-        """The architecture of the server's model."""
         return self.server_models.names[0]
 
     def begin(self, initial: Arrays) -> PrivateKTState:
-        """Start from an initial model and an empty buffer."""
         plain, none = super().begin(initial), np.empty(0, dtype=np.int64)
         model = dict(self.server_models.initial(name=self.architecture))
-        known = {field.name: getattr(plain, field.name) for field in fields(plain)}
-        return PrivateKTState(
-            **known, model=model, knowledge=self.drawn(1, model), samples=none, labels=none
-        )
+        samples = self.drawn(1, model)
+        return PrivateKTState(plain.releases, plain.teachers, model, samples, none, none)
 
     def drawn(self, server_round: int, model: Arrays) -> NDArray[np.bool_]:
         """Draw the knowledge samples of a round, a mask (P,)."""
@@ -224,12 +216,10 @@ class PrivateKT(SoftPredictionStrategy):
         return super().asked(server_round, partition_id) & self.state.knowledge
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Require a label of each knowledge sample."""
         number = int(self.asked(server_round, partition_id).sum())
         return {LABELS: ExpectedArray((number,), "uint16")} if number else {}
 
     def check_reply(self, reply: Reply) -> None:
-        """Refuse labels that are no classes."""
         if LABELS in reply.arrays and (reply.arrays[LABELS] >= self.plan.num_classes).any():
             raise InvalidReplyError(f"{LABELS} hold a number beyond {self.plan.num_classes - 1}")
 

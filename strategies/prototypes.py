@@ -15,13 +15,13 @@ from pydantic import Field
 
 from strategies.base import PersonalizedStrategy
 from strategies.core.declarations import Sent
-from strategies.core.influence_limits import with_clipped_rows
 from strategies.core.metrics import TRAIN_LOSS
+from strategies.core.mixing import with_clipped_rows
 from strategies.core.plan import Settings
 from strategies.core.replies import ExpectedArray, InvalidReplyError, Reply
-from strategies.core.server_models import ServerModels
 from strategies.core.settings_groups import OnNodes
 from strategies.core.state import State
+from strategies.method import ServerModels
 
 CLASS_MEANS = "class-means"
 """Name of a reply's means, (K, d), one row per class; rows of absent classes are ignored."""
@@ -66,7 +66,6 @@ class ClassMeanStrategy(PersonalizedStrategy):
         return width or self.server_models.feature_width
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Require class means, (K, d), and counts, (K,)."""
         classes = self.plan.num_classes
         return {
             CLASS_MEANS: ExpectedArray((classes, self.width)),

@@ -33,7 +33,7 @@ from strategies.core.declarations import of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.parameters import (
     AVERAGES,
     ParameterState,
@@ -49,11 +49,11 @@ class ScaffoldSettings(Settings):
     """Settings of SCAFFOLD."""
 
     table = "scaffold"
-    server_learning_rate: Annotated[float, SearchRange(0.1, 2.0, log=True)] = Field(
+    server_learning_rate: Annotated[float, SearchRange(0.1, 2.0, log=True), ANY_ON_NODES] = Field(
         default=1.0, gt=0
     )
     """eta_g, the server's step from the global model towards the mean of the clients' models."""
-    correction: float = Field(default=1.0, ge=0, le=1)
+    correction: Annotated[float, ANY_ON_NODES] = Field(default=1.0, ge=0, le=1)
     """Factor of the correction ``c - c_n``; 1 in the paper, 0 is FedAvg."""
 
 
@@ -79,8 +79,7 @@ class Scaffold(ParameterStrategy):
 
     record = ParameterStrategy.record.derived(
         paper=Paper(
-            authors="Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, "
-            "Sebastian U. Stich, Ananda Theertha Suresh",
+            authors="S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh",
             title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
             venue="ICML",
             year=2020,
@@ -97,16 +96,13 @@ class Scaffold(ParameterStrategy):
     state: ScaffoldState
 
     def begin(self, initial: Arrays) -> ScaffoldState:
-        """Start from the initial model without correction."""
         model = dict(initial)
         return ScaffoldState(model, np.zeros(num_parameters(model), dtype=np.float32), {})
 
     def extra_parts(self, partition_id: int) -> Arrays:
-        """Send c."""
         return {CONTROL: self.state.control}
 
     def extra_expected_arrays(self) -> dict[str, ExpectedArray]:
-        """Require c_n."""
         return {CONTROL: ExpectedArray(self.state.control.shape)}
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> ScaffoldState:
@@ -139,5 +135,4 @@ class Scaffold(ParameterStrategy):
         return mean[CONTROL] * np.float32(len(counted) / len(everyone))
 
     def sent_to(self, reply: Reply) -> Arrays:
-        """Return the model, and zero for c_n."""
         return {**super().sent_to(reply), CONTROL: np.zeros((), dtype=np.float32)}

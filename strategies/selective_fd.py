@@ -100,7 +100,7 @@ class SelectiveFD(SoftPredictionStrategy):
 
     record = SoftPredictionStrategy.record.derived(
         paper=Paper(
-            authors="Jiawei Shao, Fangzhao Wu, Jun Zhang",
+            authors="J. Shao, F. Wu, J. Zhang",
             title="Selective Knowledge Sharing for Privacy-Preserving Federated "
             "Distillation without A Good Teacher",
             venue="Nature Communications 15",
@@ -122,14 +122,12 @@ class SelectiveFD(SoftPredictionStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse options that need one set of givers for all samples."""
         super().check_plan(plan, settings)
         own = SelectiveFDSettings.model_validate(settings)
         reason = "since each sample has its own givers"
         refuse_options(own, reason, mixing="mean", noise_multiplier=0)
 
     def begin(self, initial: Arrays) -> SelectiveState:
-        """Start without a teacher."""
         plain = super().begin(initial)
         kept = np.zeros(self.plan.public_size, dtype=np.bool_)
         return SelectiveState(plain.releases, plain.teachers, kept)
@@ -146,7 +144,6 @@ class SelectiveFD(SoftPredictionStrategy):
         return False
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
-        """Require soft predictions, and which of them count."""
         due = super().expected_arrays(server_round, partition_id)
         size = len(packed_mask(self.state.kept))
         return {**due, SELECTED: ExpectedArray((size,), "uint8")} if due else due

@@ -152,7 +152,6 @@ class SoftPredictionStrategy(PersonalizedStrategy):
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:
-        """Refuse noise without clipping."""
         own = SoftPredictionSettings.model_validate(settings)
         if own.noise_multiplier and not own.clip_norm:
             raise ImpossiblePlanError(
@@ -161,7 +160,6 @@ class SoftPredictionStrategy(PersonalizedStrategy):
             )
 
     def begin(self, initial: Arrays) -> SoftPredictionState:
-        """Start without releases and teachers."""
         plan = self.plan
         return SoftPredictionState(
             releases=np.zeros(plan.num_clients, dtype=np.int64),

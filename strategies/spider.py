@@ -34,7 +34,7 @@ from strategies.core.method_record import Need, Paper
 from strategies.core.metrics import TRAIN_LOSS
 from strategies.core.plan import Settings
 from strategies.core.replies import Metric
-from strategies.core.settings_groups import SearchRange
+from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
 from strategies.parameters import ParameterStrategy
 
 
@@ -42,12 +42,14 @@ class SpiderSettings(Settings):
     """Settings of the personal supernet."""
 
     table = "spider"
-    proximal_weight: Annotated[float, SearchRange(0.001, 1.0, log=True)] = Field(default=0.01, ge=0)
+    proximal_weight: Annotated[float, SearchRange(0.001, 1.0, log=True), OnNodes(0, 0.1)] = Field(
+        default=0.01, ge=0
+    )
     """lambda, the weight of the distance between the personal and the shared supernet."""
-    prune_from: int = Field(default=0, ge=0)
+    prune_from: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
     """First round in which an edge is pruned to one operation; 0 for a fifth of the rounds, or
     earlier if they would be too few."""
-    prune_every: int = Field(default=0, ge=0)
+    prune_every: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
     """Number of rounds from one pruned edge to the next; 0 to spread them over the rounds."""
 
     def schedule(self, edges: int, num_rounds: int) -> range:

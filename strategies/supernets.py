@@ -63,7 +63,6 @@ class SupernetStrategy(ParameterStrategy):
     state: SupernetState
 
     def begin(self, initial: Arrays) -> SupernetState:
-        """Start with one model for all clients and uniform weights."""
         equal = equal_weights(self.plan.num_clients, self.plan.new_client_ids)
         return SupernetState(dict(initial), sharing=equal, mixed={})
 

@@ -86,7 +86,7 @@ MEANINGS = {
     "num-clients": "number of clients; 0 at a node with its own data",
     "num-examples": (
         "training samples, with `validation-size` and `test-size`; a node sends 0 for the latter"
-        " unless `allow-counts = true`"
+        " unless `allow-counts` is `true` or `noised`"
     ),
     "operations": "operations left in the search",
     "pairs": "chosen lambda and temperature for each stored teacher",
@@ -106,7 +106,7 @@ MEANINGS = {
     "test and validation results": (
         "`own-test-correct`, `own-test-total` and `own-test-loss`, and the same on the validation"
         " split as `own-validation-correct` and so on; a node sends them only with "
-        "`allow-counts = true`"
+        "`allow-counts = true`, and with `noised` no loss, and correct answers with noise"
     ),
     "results after local training": (
         "the same as `trained-test-correct` and so on; before it, `received-test-correct`; of the"

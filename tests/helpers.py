@@ -274,12 +274,6 @@ SMALLEST_SUPERNET = {
 }  # fmt: skip
 """Settings of a supernet with two edges of four operations a cell."""
 
-GENOTYPE = {
-    "normal": [[["skip_connect", 0], ["sep_conv_3x3", 1]]],
-    "reduce": [[["max_pool_3x3", 0], ["sep_conv_3x3", 1]]],
-}
-"""A network that such a supernet may end as."""
-
 ONE_OF_EACH_EXCHANGE = {
     "fedavg", "feddf", "fedkma", "fedproto", "fml", "kt-pfl", "perfed-ckt", "persfl", "pfedhn",
     "scaffold",

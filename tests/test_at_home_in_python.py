@@ -49,9 +49,6 @@ def test_soft_predictions_are_those_of_the_models_on_the_public_samples(run):
     with pytest.raises(ValueError, match=r"num_server_rounds=1 ends with those of round 1"):
         run.soft_predictions(1)
 
-    with pytest.raises(ValueError, match=r"num_server_rounds=1 ends with those of round 1"):
-        run.soft_predictions(1)
-
 
 def test_coefficients_name_receivers_and_givers(run, tmp_path):
     matrix = run.coefficients

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import image_rows, write_image_folder, write_parquet
-from typer.testing import CliRunner
 
-from fedkd_flwr.cli import app
 from fedkd_flwr.data import cache, sources, storage
 from fedkd_flwr.data.sources import count_classes, load_images, load_labels, load_node_data
 
@@ -236,16 +234,3 @@ def test_processes_write_read_and_remove_at_the_same_time(folder):
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert found.value > 0
     assert list(folder.glob(".*")) == []  # nothing half-written is left
-
-
-def test_no_copy_is_left_of_a_deleted_image(folder, tmp_path):
-    images = write_image_folder(tmp_path / "own", IMAGES, LABELS)
-    load_node_data(images, (3, 32, 32), 10)
-    forget()
-    next(images.rglob("*.png")).unlink()
-    load_node_data(images, (3, 32, 32), 10)
-    assert len(list(folder.iterdir())) == 2  # the deleted image is in the first
-    result = CliRunner().invoke(app, ["clear-cache"])
-    assert result.output.startswith(f"{folder}: removed 2 files, 0.")
-    assert list(folder.iterdir()) == []
-    assert CliRunner().invoke(app, ["clear-cache"]).output.startswith(f"{folder}: removed 0 files")

@@ -15,7 +15,7 @@ from torch.nn import functional
 import fedkd_flwr
 from fedkd_flwr.clients.fedproto import TowardsPrototypes
 from fedkd_flwr.clients.prototypes import class_means
-from fedkd_flwr.models.darts.genotype import SearchSpace, SupernetSettings
+from fedkd_flwr.models.genotype import SupernetSettings
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.registry import MODELS
 from fedkd_flwr.models.settings import ModelSettings
@@ -295,7 +295,7 @@ IMAGES = (3, 32, 32)
 DEEP = {"darts", "resnet18", "shufflenetv2"}
 """Architectures that take a second or more."""
 
-SMALL_SPACE = SearchSpace(SupernetSettings(channels=2, cells=3, nodes=1))
+SMALL_SPACE = SupernetSettings(channels=2, cells=3, nodes=1)
 
 
 @pytest.mark.parametrize(

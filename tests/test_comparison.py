@@ -13,7 +13,6 @@ from helpers import change_json
 from fedkd_flwr.analysis.columns import COLUMNS
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.settings import IncomparableRunsError, defining_settings
-from fedkd_flwr.analysis.targets import COSTS
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.data.partitioners import partition_indices
@@ -100,7 +99,7 @@ def test_the_table_holds_hand_computed_numbers(two_methods):
     assert row["clients_decile"] == pytest.approx((0.6 + 0.83) / 2)
     assert row["clients_worst_tenth"] == pytest.approx((0.6 + 0.8) / 2)
     assert row["jain"] == pytest.approx((2.8**2 / (4 * 2.0) + 3.6**2 / (4 * 3.26)) / 2)
-    assert (row["numbers"], row["bytes"], row["seconds"]) == (320, 3000, 4.5)
+    assert (row["numbers"], row["bytes"]) == (320, 3000)
     local = comparison.table.loc["local"]
     assert local["accuracy"] == pytest.approx((0.5 + 0.6) / 2)
     assert np.isnan(local["beats_local"])
@@ -234,54 +233,6 @@ def test_clients_that_only_one_method_has_are_left_out_of_a_pair(tmp_path):
     assert pairs["kt-pfl", "fedmd"].gain == pytest.approx(0.1)
 
 
-def test_seconds_count_only_of_runs_that_ran_alone(tmp_path):
-    first = write_run(tmp_path, "kt-pfl", 0, [0.5])
-    second = write_run(tmp_path, "fedmd", 0, [0.5])
-    write_run(tmp_path, "local", 0, [0.5])
-    # Two seconds after the first began, which took four.
-    started = load_run(first).description["started"].replace(":00+", ":02+")
-    change_json(second / "config.json", started=started)
-    comparison = compare(tmp_path)
-    assert comparison.table["seconds"].dropna().to_dict() == {"local": 4.0}
-    note = "Seconds are left out where runs overlapped in time: fedmd, kt-pfl."
-    assert comparison.notes[-1] == note
-    # All reach the target in the second round, but the time of two runs is not comparable.
-    to_target = compare(tmp_path, target=0.5).table
-    assert to_target["rounds_to_target"].tolist() == [2, 2, 2]
-    assert to_target["seconds_to_target"].dropna().to_dict() == {"local": 0.0}
-
-
-def test_runs_that_follow_each_other_within_a_second_do_not_overlap(tmp_path):
-    first = write_run(tmp_path, "kt-pfl", 0, [0.5])
-    second = write_run(tmp_path, "local", 0, [0.5])
-    # From 00:01:00.7 to 00:01:04.9. The next run begins then, recorded as 00:01:04.
-    change_json(first / "summary.json", seconds=4.2)
-    change_json(second / "config.json", started="2026-01-01T00:01:04+00:00")
-    assert load_run(first).description["started"].endswith("00:01:00+00:00")
-    assert compare(tmp_path).table["seconds"].to_dict() == {"kt-pfl": 4.2, "local": 4.0}
-
-
-def test_a_continued_run_took_place_when_its_processes_did(tmp_path):
-    continued = write_run(tmp_path, "kt-pfl", 0, [0.5])
-    between = write_run(tmp_path, "local", 0, [0.5])
-    run = load_run(continued)
-    start, rounds = run.description["started"], run.round_rows
-    change_json(continued / "summary.json", seconds=40.0)
-    write_lines(continued / "rounds.jsonl", [{**row, "seconds_train": 20.0} for row in rounds])
-    leg = {"after_round": 1, "started": start.replace(":00+", ":40+"), "changes": {}}
-    change_json(continued / "config.json", continued=[leg])
-
-    def alone(second):
-        change_json(between / "config.json", started=start.replace(":00+", f":{second}+"))
-        return compare(tmp_path).table["seconds"].notna().tolist()
-
-    assert [alone(second) for second in ("10", "30", "50")] == [
-        [False] * 2,
-        [True] * 2,
-        [False] * 2,
-    ]
-
-
 def test_clients_below_local_are_counted_and_the_worst_loss_given(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.9, 0.5, 0.3, 0.6])
     write_run(tmp_path, "local", 0, [0.5, 0.6, 0.6, 0.6])
@@ -293,38 +244,6 @@ def test_clients_below_local_are_counted_and_the_worst_loss_given(tmp_path):
 def test_the_worst_tenth_of_many_clients_is_more_than_one(tmp_path):
     write_run(tmp_path, "local", 0, [0.1, 0.3] + [0.8] * 18)
     assert compare(tmp_path).table.loc["local", "clients_worst_tenth"] == pytest.approx(0.2)
-
-
-def with_third_round(path, accuracy):
-    """Give a run seconds, and a round between the first and the last with this accuracy."""
-    rows = [
-        {**row, "seconds_train": 2.0, "seconds_server": 0.5} for row in load_run(path).round_rows
-    ]
-    between = {**rows[-1], "accuracy_mean": accuracy}
-    write_lines(path / "rounds.jsonl", [*rows[:-1], between, {**rows[-1], "round": 3}])
-    change_json(path / "summary.json", last_round={"round": 3})
-
-
-def test_a_target_counts_up_to_the_first_round_that_has_it(tmp_path):
-    for seed, last in ((0, 0.9), (1, 0.8)):
-        with_third_round(write_run(tmp_path, "kt-pfl", seed, [last] * 2), 0.5)
-    table = compare(tmp_path, target=0.8).table
-    # Three rounds of 1500 bytes and 2.5 s.
-    assert table.loc["kt-pfl", list(COSTS)].tolist() == [3, 4500, 7.5]
-    missed = compare(tmp_path, target=0.85)
-    assert missed.table.loc["kt-pfl", list(COSTS)].isna().all()
-    assert missed.notes[-1] == "Seeds with a known cost of the target: kt-pfl 1 of 2."
-    assert compare(tmp_path, target=0.1).table.loc["kt-pfl", "rounds_to_target"] == 1
-    assert "rounds to target" not in compare(tmp_path).to_markdown()
-    with pytest.raises(ConfigError, match="The target 90 is not an accuracy"):
-        compare(tmp_path, target=90)
-
-
-def test_a_target_has_no_cost_where_a_round_was_not_evaluated(tmp_path):
-    with_third_round(write_run(tmp_path, "kt-pfl", 0, [0.9] * 2), None)
-    missed = compare(tmp_path, target=0.8)
-    assert missed.table.loc["kt-pfl", list(COSTS)].isna().all()
-    assert missed.notes[-1] == "Seeds with a known cost of the target: kt-pfl 0 of 1."
 
 
 def test_gains_pair_each_client_with_itself(two_methods):
@@ -642,7 +561,7 @@ def test_latex_parses_back(two_methods):
     assert rows[0][2] == r"80.0 $\pm$ 14.1\%"
     assert rows[0][11] == r"62\%"
     columns = latex.split("\\begin{tabular}{")[1].split("}")[0]
-    assert len(columns) == len(rows[0]) == 18
+    assert len(columns) == len(rows[0]) == 17
 
 
 def test_csv_parses_back_with_all_digits(two_methods):

@@ -106,7 +106,7 @@ IMPOSSIBLE = [
     (
         "fesem",
         {"fraction-train": 0.5, "fesem.clusters": 3},
-        "is more than the 2 clients per round; set it to at most 2, or a larger fraction-train",
+        r"is more than the 2 clients per round \(fraction-train\); set it to at most 2",
     ),
     ("hypcluster", {"hypcluster.clusters": 5}, "is more than the 4 clients; set it to at most 4"),
     ("kt-pfl", {"mixing": "median"}, "set soft-predictions.mixing = median"),

@@ -522,3 +522,15 @@ def test_a_client_that_fails_in_its_evaluation_forgets_the_round(
     resumed = fedkd_flwr.resume(stopped(settings, tmp_path / "cut", last_round=2))
     assert list(whole.rounds["failures"]) == [0, 1, 0, 0]
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
+
+
+@pytest.mark.parametrize("strategy", ["kt-pfl", "fedavg"])
+def test_a_resumed_run_has_the_late_replies_of_the_round_before(strategy, small, tmp_path):
+    """Those that count, and the clients that get no message until they have replied."""
+    slow = {"num-server-rounds": 5, "close-after": 3.0, "delay": 4.0, "min-replies": 2}
+    settings = {**small, **slow, "strategy": strategy, "models": "mlp", "local-epochs": 1}
+    settings["public-size"] = settings["held-out-size"]
+    whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")
+    has_late = whole.rounds["round"][whole.rounds["failures"] > 0]
+    cut = stopped(settings, tmp_path / "cut", last_round=int(has_late.iloc[0]))
+    same_results(fedkd_flwr.resume(cut), whole)

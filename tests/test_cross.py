@@ -1,9 +1,6 @@
 """Cross-client evaluation: by hand, from exported models, and from stored client state."""
 
-import json
-
 import numpy as np
-import pandas as pd
 import pytest
 from helpers import change_json
 from typer.testing import CliRunner
@@ -43,10 +40,6 @@ def test_correlations_by_hand(tmp_path):
     assert crossed.by_client()["best other"].tolist() == [1, 2, 0]
     assert crossed.by_client()["its accuracy"].tolist() == [0.6, 0.3, 0.5]
     assert "+0.00 on average, above zero for 1 of 2 clients" in crossed.sentence("c")
-    back = pd.read_csv(crossed.save(tmp_path / "cross.csv"), index_col=0)
-    np.testing.assert_array_equal(back.to_numpy(), accuracies)
-    stored = json.loads(crossed.save(tmp_path / "cross.json").read_text())
-    assert stored["rank_correlations"] == {"c": [pytest.approx(1), pytest.approx(-1), None]}
 
 
 def test_the_diagonal_equals_the_accuracy_of_the_run(runs):
@@ -91,15 +84,11 @@ def test_models_come_from_files_or_stored_state_or_raise_an_error(runs, tmp_path
         cross(runs["fedavg"])
 
 
-def test_the_command_prints_saves_and_draws(runs, tmp_path):
+def test_the_command_prints_and_draws(runs, tmp_path):
     models = str(runs["kt-pfl"].path.parent / "models")
     command = ["cross", str(runs["kt-pfl"].path), "--models-dir", models]
-    result = CliRunner().invoke(
-        app, [*command, "-o", str(tmp_path / "cross.json"), "--figures", str(tmp_path)]
-    )
+    result = CliRunner().invoke(app, [*command, "--figures", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "Mean accuracy: own test data" in result.output
     assert "The models of 4 of 4 clients are those after the last distillation." in result.output
-    assert {path.name for path in tmp_path.iterdir()} == {"cross.json", "kt-pfl-cross.png"}
-    refused = CliRunner().invoke(app, [*command, "-o", "cross.txt"])
-    assert refused.exit_code == 1 and "must end in .csv or .json" in refused.output
+    assert {path.name for path in tmp_path.iterdir()} == {"kt-pfl-cross.png"}

@@ -33,10 +33,15 @@ class HalvedSettings(Settings):
     rule: str = "mean"
 
 
+def with_settings(settings):
+    record = FedProx.record.derived(settings_type=settings)
+    return type("Prox", (FedProx,), {"record": record})
+
+
 @pytest.fixture
 def halved():
     """FedProx with settings of its own, as a cell of a notebook would register it."""
-    yield fedkd_flwr.register("halved", FedProx, FedProxClient, settings=HalvedSettings)
+    yield fedkd_flwr.register("halved", with_settings(HalvedSettings), FedProxClient)
     del REGISTERED["halved"]
 
 
@@ -194,9 +199,8 @@ class TakenTable(Settings):
         ({"name": "a:b"}, "'a:b' cannot be registered"),
         ({"strategy": FedProxClient}, "strategy is .*; it should be a subclass of Personalized"),
         ({"client": FedProx}, "client is .*; it should be a subclass of PersonalClient"),
-        ({"settings": dict}, "settings is .* should be a subclass of Settings"),
-        ({"settings": NoTable}, "NoTable needs a table, such as table = 'mine'"),
-        ({"settings": TakenTable}, "the table kt-pfl belongs to KTpFLSettings"),
+        ({"strategy": with_settings(NoTable)}, "NoTable needs a table, such as table = 'mine'"),
+        ({"strategy": with_settings(TakenTable)}, "the table kt-pfl belongs to KTpFLSettings"),
     ],
 )
 def test_invalid_methods_are_not_registered(changes, sentence):

@@ -11,8 +11,8 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.export import save_personalized_model
 from fedkd_flwr.models.build import build_custom_model, checked_custom_model
-from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.features import features_and_logits, fold_into, with_common_width
+from fedkd_flwr.models.genotype import STANDARD
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.model_pool import Architecture, borrow, give_back
 
@@ -158,7 +158,7 @@ def test_the_head_is_the_layer_that_returns_the_logits():
 
 
 def test_buffers_outside_the_state_dict_are_as_they_were_built_for_the_next_client():
-    architecture = Architecture(f"{HERE}:Drifting", (1, 2, 2), 3, SearchSpace(), "cpu")
+    architecture = Architecture(f"{HERE}:Drifting", (1, 2, 2), 3, STANDARD, "cpu")
     model = borrow(architecture)
     assert not model.mean.any()
     for _ in range(2):

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -180,13 +181,15 @@ def test_a_node_ends_with_its_connection(programs, tmp_path, monkeypatch):
         (programs / name).chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(forking.signal, "signal", lambda *_: None)
-    options = ["--superlink", "a:443", "--node-config", "partition-id=0", "--port", "9100"]
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    options = ["--superlink", "a:443", "--node-config", "partition-id=0"]
     shown = CliRunner().invoke(app, ["start-node", *options])
     assert (shown.exit_code, "flower-supernode has ended" in shown.output) == (1, True)
     assert "trust-server = false" in shown.output
     node, execution = sorted((tmp_path / "options").read_text().splitlines())
-    assert execution.startswith("superexec --insecure --runtime-api-address 127.0.0.1:9100")
-    assert "--superlink a:443 --isolation process --host 127.0.0.1 --port 9100" in node
+    port = re.match(r"superexec --insecure --runtime-api-address 127.0.0.1:(\d+) ", execution)[1]
+    assert f"--superlink a:443 --isolation process --host 127.0.0.1 --port {port} " in node
+    socket.create_server(("127.0.0.1", int(port))).close()  # it was free
     assert node.split()[-1] == execution.split()[-1] and not Path(node.split()[-1]).exists()
     refused = CliRunner().invoke(app, ["start-node", "--node-config", "partition=0"])
     assert "unknown partition in the node's config" in refused.output

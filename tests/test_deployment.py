@@ -12,7 +12,7 @@ from helpers import arrays_of, replacing, run_with, write_image_folder, write_pa
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
-from fedkd_flwr.export import exported_models
+from fedkd_flwr.export import read_card
 from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
@@ -149,8 +149,8 @@ def test_each_node_holds_its_personalized_models(silos, processes):
     assert not (silos.folder / "of-the-server").exists()
     for n in silos.node_configs:
         folder = silos.folder / f"silo-{n}"
-        exported = exported_models(folder / "models")
-        found = [(path, card) for path, card in exported if card["strategy"] in runs]
+        cards = {path: read_card(path) for path in (folder / "models").glob("*/*/*.safetensors")}
+        found = [(path, card) for path, card in cards.items() if card["strategy"] in runs]
         assert {card["strategy"] for _, card in found} == set(STRATEGIES)
         for path, card in found:
             run, *names = path.relative_to(folder / "models").parts

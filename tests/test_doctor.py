@@ -90,6 +90,10 @@ def test_the_spent_budget_is_said(small, node, tmp_path):
     spent = privacy_spent(2.0, 2, 1e-5)
     found = findings_by_check(small, node, **NOISE)["privacy"]
     assert found.text == f"epsilon {spent:.2f} of 30 spent by earlier rounds"
+    for _ in range(2):
+        ledger.record({"count-noise": 2.0}, "0f", 1)
+    found = findings_by_check(small, {**node, "allow-counts": "noised"}, **NOISE)["privacy"]
+    assert found.text.endswith(f"rounds; counts: epsilon {spent:.2f} of 10 spent")
 
 
 @pytest.mark.parametrize(

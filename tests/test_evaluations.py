@@ -13,15 +13,14 @@ from test_comparison import write_lines
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.analysis.shown_models import at_best_models, showing
+from fedkd_flwr.analysis.groups import at_best_models, showing
 from fedkd_flwr.export import read_card
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import prefers_distilled
-from strategies.core.client_info import ClientInfo
 from strategies.core.evaluations import Evaluations, standard_error
 from strategies.core.method_record import MethodRecord
 from strategies.core.plan import RunPlan
-from strategies.core.replies import InvalidReplyError, Reply
+from strategies.core.replies import ClientInfo, InvalidReplyError, Reply
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from flwr.app import (
 from fedkd_flwr.config import read_config
 from fedkd_flwr.engines import superlink
 from fedkd_flwr.grids import SHORTEST_PAUSE, Closing, FastPollingGrid
-from strategies.core.client_info import ClientInfo
 from strategies.core.exchange import Exchange, delay_of
 from strategies.core.plan import RunPlan
+from strategies.core.replies import ClientInfo
 from strategies.core.versions import as_sent
 from tests.helpers import Witness, arrays_of, run_with
 

@@ -7,10 +7,9 @@ from helpers import Witness, client_of, random_simplex, reply_with, run_with
 from torch import nn
 
 from fedkd_flwr.clients.fd import ClassDistillation
-from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import NotOnSimplexError
-from strategies.core.replies import InvalidReplyError
+from strategies.core.replies import ClientInfo, InvalidReplyError
 from strategies.fd import FD, FDSettings, means_of_others
 
 

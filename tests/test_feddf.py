@@ -16,10 +16,9 @@ from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.server_app import main
 from fedkd_flwr.training.server_models import RunModels
-from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import softmax
-from strategies.core.replies import Reply
+from strategies.core.replies import ClientInfo, Reply
 from strategies.feddf import FedDF, FedDFSettings, FedDFState, ensemble_logits
 
 

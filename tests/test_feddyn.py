@@ -12,8 +12,8 @@ from by_hand import (
 )
 
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
+from strategies.core.replies import ClientInfo
 from strategies.feddyn import FedDyn, FedDynSettings
 
 ALPHA, RATE = np.float32(0.4), np.float32(0.2)

@@ -10,11 +10,11 @@ from torch.nn import functional
 import fedkd_flwr
 from fedkd_flwr.analysis.cross import cross
 from fedkd_flwr.clients.fedmrl import FusedPair
-from fedkd_flwr.models.darts.genotype import SearchSpace
+from fedkd_flwr.models.genotype import STANDARD
 from fedkd_flwr.models.model_pool import Architecture
 
 D1 = 16
-DATA = (1, 28, 28), 10, SearchSpace()
+DATA = (1, 28, 28), 10, STANDARD
 
 SHARED = ((100, 784), (100,), (D1, 100), (D1,), (10, D1), (10,))
 """Shapes of the shared mlp's parameters, with a layer from its 100 features to d1."""

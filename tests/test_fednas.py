@@ -1,15 +1,13 @@
 """FedNAS (He et al. 2020): the two steps of MiLeNAS, the mean of supernets, DARTS and FedAvg."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from helpers import GENOTYPE, SMALLEST_SUPERNET, Witness, client_of, names_in_state, run_with
+from helpers import SMALLEST_SUPERNET, Witness, client_of, names_in_state, run_with
 from torch.nn.functional import cross_entropy
 
 import fedkd_flwr
-from fedkd_flwr.analysis.genotypes import client_genotypes
+from fedkd_flwr.analysis.client_models import client_genotypes
 from fedkd_flwr.clients.supernets import split_parameters
 from fedkd_flwr.config import read_config
 from fedkd_flwr.server_app import initial_model
@@ -113,7 +111,7 @@ def test_without_the_training_loss_alone_it_is_first_order_darts(tiny, tmp_path)
 
 
 def test_with_a_fixed_network_it_trains_as_fedavg_does(tiny, tmp_path):
-    tiny |= {"models": "darts-fixed", "genotype": json.dumps(GENOTYPE)}
+    tiny |= {"models": "darts-fixed"}
     runs = [
         fedkd_flwr.run({**tiny, "strategy": strategy}, output_dir=tmp_path / strategy)
         for strategy in ("fednas", "fedavg")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from by_hand import TWO_CLIENTS, trained, training_data, witnessed
 
-from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
+from strategies.core.replies import ClientInfo
 from strategies.fesem import FeSEM, FeSEMSettings, first_centers
 
 

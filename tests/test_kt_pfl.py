@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
+from strategies.core.replies import ClientInfo
 from strategies.fedmd import FedMD
 from strategies.kt_pfl import KTpFL, knowledge_gradient
 from strategies.sim_pfl import (

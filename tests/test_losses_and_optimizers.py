@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedkd_flwr.clients.local_training import LocalTraining
 from fedkd_flwr.memory.memory import Memory
-from fedkd_flwr.models.darts.genotype import SearchSpace
+from fedkd_flwr.models.genotype import STANDARD
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.cohort import train_together
@@ -146,7 +146,7 @@ def jobs_of(name, scales, rate):
     """Return trainings of one step, on images as large as the scales say."""
     torch.manual_seed(0)
     images, labels = torch.rand(8, 1, 4, 4), torch.arange(8)
-    architecture = Architecture(name, (1, 4, 4), 10, SearchSpace(), "cpu")
+    architecture = Architecture(name, (1, 4, 4), 10, STANDARD, "cpu")
     models = [architecture.build() for _ in scales]
     return [
         TrainJob(

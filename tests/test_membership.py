@@ -19,10 +19,9 @@ from fedkd_flwr.engines import InProcessGrid
 from fedkd_flwr.grids import FastPollingGrid, SimulationGrid
 from fedkd_flwr.memory import round_of
 from fedkd_flwr.runs import read_checkpoint
-from strategies.core.client_info import valid_name
 from strategies.core.membership import Membership
 from strategies.core.plan import RunPlan
-from strategies.core.replies import TooFewRepliesError
+from strategies.core.replies import TooFewRepliesError, valid_name
 
 
 class FakeGrid:

@@ -17,9 +17,9 @@ import strategies.api
 from fedkd_flwr.clients.base import HOOKS_BEFORE, PersonalClient
 from fedkd_flwr.methods import METHODS
 from strategies.base import PersonalizedStrategy
-from strategies.core.client_info import ClientInfo
 from strategies.core.method_record import FAMILIES, MethodRecord, Need, Paper
 from strategies.core.plan import ImpossiblePlanError, RunPlan, Settings
+from strategies.core.replies import ClientInfo
 from strategies.fedavg import FedAvg
 from strategies.fedper import FedPer
 from strategies.fedprox import FedProx

@@ -10,7 +10,6 @@ from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.models.build import build_model, num_parameters
-from fedkd_flwr.models.darts.genotype import SearchSpace, SupernetSettings
 from fedkd_flwr.models.features import (
     feature_width,
     features,
@@ -18,12 +17,13 @@ from fedkd_flwr.models.features import (
     fold_into,
     with_common_width,
 )
+from fedkd_flwr.models.genotype import SupernetSettings
 from fedkd_flwr.models.layers import head_of, layers_of
 from fedkd_flwr.models.registry import ASSIGNMENTS, MODELS, assign_models
 
 GRAY = (1, 28, 28)
 COLOR = (3, 32, 32)
-SMALL_SUPERNET = SearchSpace(SupernetSettings(channels=4, cells=3, nodes=2))
+SMALL_SUPERNET = SupernetSettings(channels=4, cells=3, nodes=2)
 """test_darts.py has the paper's size."""
 
 
@@ -204,14 +204,10 @@ def test_layers_hold_all_numbers_of_a_model_and_a_model_without_linear_layer_has
 # ---- Features ------------------------------------------------------------------------
 
 
-SPACE = SearchSpace(SupernetSettings(channels=2, cells=3, nodes=1))
+SPACE = SupernetSettings(channels=2, cells=3, nodes=1)
 
 
 def of_width(name):
-    if name == "darts-fixed":
-        return build_model(
-            name, (1, 28, 28), 10, SearchSpace(SupernetSettings(channels=2, cells=3))
-        )
     return build_model(name, (1, 28, 28), 10, SPACE)
 
 

@@ -32,9 +32,9 @@ from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs import read_checkpoint
 from fedkd_flwr.server_app import serve
 from strategies.base import PersonalizedStrategy
-from strategies.core.client_info import ClientInfo
 from strategies.core.method_record import Need
 from strategies.core.plan import RunPlan
+from strategies.core.replies import ClientInfo
 from strategies.core.rounds import NEW_CLIENTS
 from strategies.core.state import named_arrays
 from strategies.fedamp import FedAMP, FedAMPSettings

@@ -16,8 +16,7 @@ from fedkd_flwr.training.optional_metrics import (
     measured,
 )
 from strategies.core.evaluations import read_evaluation
-from strategies.core.metrics import metric_name
-from strategies.core.optional_metrics import check_class_counts
+from strategies.core.metrics import check_class_counts, metric_name
 from strategies.core.replies import InvalidReplyError
 
 CORRECT, TOTAL = (metric_name("own", "test", name) for name in ("correct", "total"))
@@ -58,17 +57,21 @@ def test_f1_and_balanced_accuracy_by_hand():
     assert macro_f1(labels, labels) == balanced_accuracy(labels, labels) == 1
 
 
+def occurring(counts):
+    return counts > 0
+
+
 def test_counts_tell_held_classes_from_others():
     logits = torch.eye(3)[[0, 1, 2, 0, 1]]
     labels = torch.tensor([0, 0, 2, 2, 2])
-    numbers = measured(logits, labels, HELD, ("classes",))
+    numbers = measured(logits, labels, HELD, ("classes",), occurring)
     assert numbers == {
         "class-0-correct": 1, "class-0-total": 2, "class-2-correct": 1, "class-2-total": 3,
         "held-correct": 1, "held-total": 2,
     }  # fmt: skip
     check_class_counts({CORRECT: 2, TOTAL: 5, **numbers})
-    assert measured(logits, labels, HELD, ()) == {}
-    diverged = measured(logits * torch.nan, labels, HELD, ("calibration", "auc"))
+    assert measured(logits, labels, HELD, (), occurring) == {}
+    diverged = measured(logits * torch.nan, labels, HELD, ("calibration", "auc"), occurring)
     assert diverged == {}
 
 

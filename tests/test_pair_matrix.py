@@ -9,11 +9,11 @@ from helpers import random_simplex, reply_with
 import fedkd_flwr
 from fedkd_flwr.runs import load_run
 from fedkd_flwr.runs.folders import DamagedRunError
-from strategies.core.client_info import ClientInfo
 from strategies.core.mixing import weighted_mean
-from strategies.core.pair_matrix import STARTS, PairMatrix, whole_of
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import equal_weights, normalized_rows
+from strategies.core.replies import ClientInfo
+from strategies.core.state import STARTS, PairMatrix, whole_of
 from strategies.kt_pfl import KTpFL, KTpFLSettings
 
 

@@ -15,8 +15,8 @@ from fedkd_flwr.clients.session import Session
 from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.methods import REGISTERED
 from fedkd_flwr.training.losses import CoDistillation
-from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
+from strategies.core.replies import ClientInfo
 from strategies.perfed_ckt import PerFedCKT, PerFedCKTSettings, centroids_of, k_means
 
 TABLE_1 = Path(__file__).parent.parent / "conf" / "perfed-ckt" / "cifar10-vgg11.toml"

@@ -18,8 +18,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.training.loop import DivergedError, Evaluation
 from fedkd_flwr.training.losses import kl_from_teacher, kl_to_teacher
-from strategies.core.client_info import ClientInfo
-from strategies.core.replies import InvalidReplyError
+from strategies.core.replies import ClientInfo, InvalidReplyError
 from strategies.persfl import DIVERGED, PAIRS, PERSONALIZE, PersFLSettings, check_pairs
 
 NORMED = "tests.disclosure:NormedNet"

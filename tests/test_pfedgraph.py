@@ -6,8 +6,8 @@ import torch
 from by_hand import CHANGES, loss_of, returned_weights, sizes_of, training_data, witnessed
 from torch.nn import functional
 
-from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
+from strategies.core.replies import ClientInfo
 from strategies.pfedgraph import PFedGraph, PFedGraphSettings, graph_rows, update_cosines
 
 ALPHA, LAMBDA = 0.5, 0.3

@@ -49,7 +49,7 @@ def legend_of(figure):
 
 def figures_in(comparison):
     """Return the names of the figures of a comparison, drawn and not written."""
-    return {name for name, _ in plots.comparison.figures_of(comparison)}
+    return {name for name, _ in plots.methods.figures_of(comparison)}
 
 
 def main_axes(figure):

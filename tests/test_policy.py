@@ -26,6 +26,7 @@ from fedkd_flwr.cli import app as cli
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.base import PersonalClient
+from fedkd_flwr.clients.gate import with_noise
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.clients.node import read_node
 from fedkd_flwr.clients.policy import (
@@ -46,10 +47,15 @@ from fedkd_flwr.config import (
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.methods import METHODS, REGISTERED
 from strategies.base import PersonalizedStrategy
-from strategies.core.metrics import MODELS, metrics_of
+from strategies.core.metrics import MODELS, SPLITS, metrics_of
 from strategies.core.privacy import privacy_spent
 from strategies.core.replies import TooFewRepliesError
-from strategies.core.settings_groups import DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS, OnNodes
+from strategies.core.settings_groups import (
+    DEFAULT_ON_NODES,
+    NO_EFFECT_ON_RESULTS,
+    OnNodes,
+    on_nodes,
+)
 
 SILO = {"partition": "iid", "client-split": "60/20/20", "held-out-size": 60, "max-samples": 460}
 SILO |= {"num-clients": 4, "models": "mlp"}
@@ -124,37 +130,20 @@ def test_only_allowed_methods_are_served(small, silo):
     assert "allow-methods" in refusal(silo, small, strategy="scaffold")
 
 
-WITHOUT_RANGES = (
-    *("fednas", "hypcluster", "fesem", "feddf", "pfeddf", "pfedhn", "spider", "fd", "fedgh"),
-    *("fml", "fedkd", "fedmrl", "fedapen", "fedtgp", "scaffold", "feddyn", "fedgen", "fedntd"),
-    *("moon", "per-fedavg", "pfedme", "apfl", "fedala", "fedbabu", "kt-pfl-params", "fedamp"),
-    *("pfedgraph", "fedfomo"),
-)
-"""Methods whose own settings have their defaults, except in approved runs."""
-
 DECIDED = [*RunConfig.fields_by_key().items()]
 DECIDED += [
     item
-    for name, method in METHODS.items()
-    if name not in WITHOUT_RANGES
+    for method in METHODS.values()
     for item in method.record.settings_type.fields_by_key().items()
 ]
 
 
 @pytest.mark.parametrize(("key", "field"), DECIDED, ids=[key for key, _ in DECIDED])
 def test_each_setting_says_what_nodes_accept(key, field):
-    assert is_decided(field)
-
-
-@pytest.mark.parametrize("strategy", WITHOUT_RANGES)
-def test_other_methods_need_approval_for_their_own_settings(strategy):
-    fields = METHODS[strategy].record.settings_type.fields_by_key().values()
-    assert not all(map(is_decided, fields))
-
-
-def is_decided(field):
     words = (DEFAULT_ON_NODES, NO_EFFECT_ON_RESULTS)
-    return any(isinstance(mark, OnNodes) or mark in words for mark in field.metadata)
+    assert any(isinstance(mark, OnNodes) or mark in words for mark in field.metadata)
+    allowed = on_nodes(field)
+    assert allowed is None or allowed.accepts(field.default, {"min-class-count": 0})
 
 
 @pytest.mark.parametrize(
@@ -225,13 +214,13 @@ def test_the_range_of_a_batch_follows_the_node(small, silo):
 
 
 def test_own_settings_of_a_method_lie_in_their_ranges_or_have_their_defaults(small, silo):
-    silo["allow-methods"] = "fedprox,moon"
+    silo["allow-methods"] = "fedprox,moon,pfedme"
     small |= {**SILO, "strategy": "fedprox", "fedprox.mu": 0.1}
     assert client_on(silo, small)
     assert "fedprox.mu has to be from 0 to 0.1" in refusal(silo, small, **{"fedprox.mu": 5.0})
     small |= {"strategy": "moon", "fedprox.mu": 5.0}  # of another method
     assert client_on(silo, small)
-    assert "moon.mu has to be its default" in refusal(silo, small, **{"moon.mu": 5.0})
+    assert "moon.mu has to be from 0 to 10" in refusal(silo, small, **{"moon.mu": 50.0})
 
 
 def test_an_approval_says_what_leaves(tmp_path):
@@ -667,3 +656,59 @@ def test_shares_of_classes_do_not_tell_small_ones(strategy, models, told, small,
     silo["min-class-count"] = 18
     hidden = np.array(told(client_on(silo, small, **{"batch-size": 18})))
     np.testing.assert_allclose(hidden / hidden.sum(), np.full(10, 0.1), rtol=1e-6)
+
+
+# ---- Counts with noise -----------------------------------------------------------------------
+
+
+def test_noise_moves_whole_numbers_within_their_totals():
+    exact = {"own-test-correct": 4, "trained-test-correct": 9, "own-validation-correct": 1}
+    totals = {"own-test-total": 10, "trained-test-total": 10, "own-validation-total": 3}
+    noise = np.array([-1.3, 0.2, 9.0])  # in the order of the models, then of the splits
+    metrics, counts = with_noise({**exact, **totals, "num-examples": 7}, 2.0, lambda shape: noise)
+    moved = {"own-test-correct": 1, "own-validation-correct": 1, "trained-test-correct": 10}
+    assert metrics == {**moved, **totals, "num-examples": 7}
+    assert counts == 2  # each test sample is counted for two models
+
+
+def test_noised_counts_spend_their_budget_and_the_operator_sees_them_exactly(
+    small, silo, logged, tmp_path
+):
+    silo |= {"allow-counts": "noised", "count-noise": 4.0, "count-budget": 1.5}
+    silo["state-dir"] = str(tmp_path / "state")
+    client = client_on(silo, {**small, **SILO}, strategy="local")
+    assert client.get_properties({})["test-size"] == client.data.sizes[2]
+    message = {"names": [], "server-round": 1, "phase": "train", "evaluate": True}
+    sent = [client.fit([], message)[2] for _ in range(2)]
+    splits = [f"own-{split}-{number}" for split in SPLITS for number in ("correct", "total")]
+    assert {name for metrics in sent for name in metrics if name.startswith("own-")} == {*splits}
+    told = [text for text in logged(logging.INFO) if "for its operator alone" in text]
+    assert len(told) == 2 and all("own-test-loss" in text for text in told)
+    ledger = client.session.node.ledger
+    assert ledger.lines() == 2 * [{"count-noise": 4.0}]
+    assert ledger.epsilon_of_counts == pytest.approx(privacy_spent(4.0, 2, 1e-5))
+    assert ledger.epsilon == ledger.epsilon_of_training == 0
+    with pytest.raises(PolicyError, match="count-budget of this node is spent"):
+        for _ in range(9):
+            client.fit([], message)
+    assert 1 < ledger.epsilon_of_counts <= 1.5
+
+
+@pytest.mark.parametrize("change", [{"state-dir": ""}, {"trust-server": True}])
+def test_noised_counts_need_a_ledger(change, small, silo):
+    with pytest.raises(NodeConfigError, match="allow-counts=noised needs state-dir"):
+        client_on({**silo, "allow-counts": "noised", **change}, {**small, **SILO}, strategy="local")
+
+
+def test_a_run_has_accuracies_from_noised_counts(small, tmp_path):
+    nodes = {
+        n: {**DEPLOYED, "min-class-count": 0, "allow-counts": "noised", "state-dir": str(tmp_path)}
+        for n in range(4)
+    }
+    run, _ = run_with(client_app, small, tmp_path / "run", node_configs=nodes)
+    assert list(run.rounds["failures"]) == [0, 0]
+    assert run.clients["accuracy"].between(0, 1).all() and run.rounds["loss_mean"].isna().all()
+    with pytest.raises(TooFewRepliesError, match="the method needs counts"):
+        nodes = {n: {**node, "allow-methods": "all"} for n, node in nodes.items()}
+        changes = {"node_configs": nodes, "strategy": "fedfomo", "models": "mlp"}
+        run_with(client_app, small, tmp_path / "other", **changes)

@@ -10,8 +10,12 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.runs.checkpoint import read_checkpoint
-from strategies.core.influence_limits import with_clipped_rows, with_clipped_updates
-from strategies.core.mixing import trimmed_mean, weighted_median
+from strategies.core.mixing import (
+    trimmed_mean,
+    weighted_median,
+    with_clipped_rows,
+    with_clipped_updates,
+)
 from strategies.core.replies import Reply
 
 INSIDER = 1

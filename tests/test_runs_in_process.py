@@ -16,7 +16,7 @@ from fedkd_flwr.memory import own_context
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.training.loop import evaluate
-from strategies.core.early_stopping import EarlyStopping
+from strategies.core.rounds import EarlyStopping
 
 ROUND_COLUMNS = [
     "round", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max",

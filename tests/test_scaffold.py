@@ -16,9 +16,8 @@ from by_hand import (
 )
 from helpers import Witness, breaking, replacing, run_with
 
-from strategies.core.client_info import ClientInfo
 from strategies.core.plan import RunPlan
-from strategies.core.replies import Reply
+from strategies.core.replies import ClientInfo, Reply
 from strategies.scaffold import Scaffold, ScaffoldSettings, counted_steps
 
 NUM_PARAMETERS = sum(int(np.prod(shape)) for shape in LAYERS)

@@ -1,7 +1,6 @@
 """Sweeps are read whole, resumed, and survive the failure of one run."""
 
 import json
-import logging
 from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +14,7 @@ from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import load_run
 from fedkd_flwr.runs.folders import lock_directory
-from fedkd_flwr.sweeps import grid_values, read_sweep, run_name, run_sweep
+from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
 from fedkd_flwr.sweeps.folder import missing_extras
 
 ROOT = Path(__file__).parent.parent
@@ -165,15 +164,6 @@ def test_a_part_of_a_sweep_is_run_alone(sweep, tmp_path, told):
     told.clear()
     run_sweep(sweep, tmp_path / "runs", on_run=told.append)
     assert [state for _, state in states(told)] == ["skipped", "skipped", "finished", "finished"]
-
-
-def test_settings_that_replace_the_grid_are_logged(sweep, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    read_sweep(sweep, {"num-clients": 4})
-    assert caplog.messages == []
-    read_sweep(sweep, {"seed": 7})
-    (sentence,) = caplog.messages
-    assert sentence.startswith("seed = 7 holds for every run and replaces the values in the sweep")
 
 
 def test_runs_that_differ_in_their_place_alone_are_refused(tmp_path):
@@ -375,4 +365,3 @@ def test_a_sweep_may_have_several_grids(tmp_path):
         for one in read_sweep(path).values()
     ]
     assert runs == [("local", 0, 0.5), ("local", 1, 0.5), ("fedavg", 1, 0.1)]
-    assert grid_values(path) == {"seed": [0, 1], "strategy": ["local", "fedavg"]}

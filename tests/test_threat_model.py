@@ -261,6 +261,17 @@ def start_many_runs(silo):
     assert spent(silo) == pytest.approx(budget)
 
 
+def average_noised_counts(silo):
+    """Each evaluation of each run spends, whatever the method sends besides."""
+    silo.node |= {"allow-counts": "noised", "count-budget": privacy_spent(5.0, 3, 1e-5)}
+    answers = [
+        silo.send(message={"run-id": f"{run:x}", "evaluate": True}, strategy="local")
+        for run in range(5)
+    ]
+    assert [isinstance(answer, Message) for answer in answers] == [True] * 3 + [False] * 2
+    assert "count-budget of this node is spent" in answers[-1]
+
+
 def continue_from_a_model_without_noise(silo):
     """`local` sends nothing, so it needs no noise; another run then names its memory."""
     del silo.node["epsilon-budget"]
@@ -602,6 +613,7 @@ STEPS = [
     turn_the_noise_off,
     fix_the_noise,
     start_many_runs,
+    average_noised_counts,
     continue_from_a_model_without_noise,
     train_in_a_round_before_the_first,
     ask_for_more_labels,

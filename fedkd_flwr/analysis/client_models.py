@@ -1,13 +1,15 @@
-"""The clients' models of a run, from files or stored state, and what they predict."""
+"""What is rebuilt of a run: clients' samples, models from files or stored state, genotypes."""
 
 import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from logging import INFO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError
@@ -17,14 +19,62 @@ from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import Configuration
 from fedkd_flwr.custom_objects.importing import find_callable, find_custom, is_custom
-from fedkd_flwr.data.clients import load_client
+from fedkd_flwr.data.clients import ClientData, client_indices, labels_of, load_client
 from fedkd_flwr.export import load_model, read_card
 from fedkd_flwr.memory import InProcessContext, MemoryFolder
 from fedkd_flwr.models.build import SIGNATURE
+from fedkd_flwr.models.darts import Supernet, derive_genotype
 from fedkd_flwr.models.estimators import names_estimator
+from fedkd_flwr.models.genotype import Genotype
+from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.runs import Run, RunDirectoryError, recorded_config
 from fedkd_flwr.training.loop import computing_in, predict_logits
+from strategies.core.declarations import ALPHAS
 from strategies.core.flower import log
+
+
+def client_data(run: Run, partition_id: int) -> ClientData:
+    """Return the samples that a client of a run was trained, validated and tested on.
+
+    Parameters
+    ----------
+    run : Run
+        The run, finished or not.
+    partition_id : int
+        The client, 0..N-1.
+
+    Returns
+    -------
+    ClientData
+        Images and labels of its training, validation and test split, and the public samples.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If the data of the run cannot be rebuilt on this machine.
+
+    Examples
+    --------
+    >>> data = fedkd_flwr.client_data(fedkd_flwr.load_run("runs/first"), 0)
+    >>> data.train_images.shape[1:]
+    torch.Size([1, 28, 28])
+    """
+    return load_client(recorded_config(run).run.data_plan, partition_id)
+
+
+def label_counts(run: Run) -> pd.DataFrame:
+    """Count each client's samples by class, over its training, validation and test data.
+
+    One row per client, one column per class of the data set. Raises `ConfigError` or `DataError` if
+    the data of the run cannot be rebuilt on this machine.
+    """
+    plan = recorded_config(run).run.data_plan
+    labels = labels_of(plan.settings)
+    counts = [
+        np.bincount(labels[indices], minlength=plan.settings.num_classes)
+        for indices in client_indices(plan)
+    ]
+    return pd.DataFrame(counts).rename_axis(index="partition_id", columns="label")
 
 
 def client_model(run: Run, partition_id: int) -> nn.Module:
@@ -182,3 +232,24 @@ def _models_from_state(
         session.memory.replace(memory)
         yield session.evaluated_model(rounds)
         session.close()
+
+
+def client_genotypes(run: Run) -> list[Genotype]:
+    """Read every client's genotype from its architecture weights after the last round.
+
+    By partition-id. FedKMA keeps every edge with its strongest operation. Raises
+    `RunDirectoryError` if the run has no architecture weights.
+    """
+    if ALPHAS not in run.matrices:
+        raise RunDirectoryError(
+            f"{run.path} has no architecture weights. Only runs of fedkma, fedkma-uniform and "
+            "fednas with models = darts have them."
+        )
+    settings = recorded_config(run).run.models.search_space
+    # Only the architecture weights are read, so the smallest network suffices.
+    supernet = Supernet(replace(settings, channels=1, cells=3), (1, 8, 8), 2)
+    genotypes = []
+    for alphas in run.matrices[ALPHAS][-1]:
+        fill_from_vectors(supernet, {ALPHAS: alphas})
+        genotypes.append(derive_genotype(supernet))
+    return genotypes

@@ -45,7 +45,7 @@ def _size_in_points(difference: float) -> str:
 
 
 _share, _count = "{:.0%}".format, "{:,.0f}".format
-_one_digit, _four_digits = "{:.1f}".format, "{:.4f}".format
+_four_digits = "{:.4f}".format
 
 # ---- Columns ---------------------------------------------------------------------------
 
@@ -115,7 +115,6 @@ COLUMNS = {
         Column("beats_local", "beat {reference}", _share, CLIENTS),
         Column("harmed", "below {reference}", _share, CLIENTS),
         Column("harmed_shown", "shown harmed", _share, CLIENTS),
-        Column("harmed_estimate", "harmed, noise removed", _share, CLIENTS),
         Column("worst_loss", "worst loss, points", _size_in_points, CLIENTS),
         Column("safeguarded_accuracy", "safeguarded", percent, SAFEGUARD),
         Column("private_accuracy", "private model", percent, SAFEGUARD),
@@ -134,19 +133,12 @@ COLUMNS = {
         Column("numbers", "numbers", _count, COST),
         Column("bytes", "bytes", in_bytes, COST),
         Column("gradient_steps", "gradient steps of a client", _count, COST),
-        Column("seconds", "seconds", _one_digit, COST),
-        Column("rounds_to_target", "rounds to target", _one_digit, COST),
-        Column("bytes_to_target", "bytes to target", in_bytes, COST),
-        Column("seconds_to_target", "seconds to target", _one_digit, COST),
     )
 }
 """All columns by name, in the order to show them; a table has some of them."""
 
 
-ON_REQUEST = (
-    "new_accuracy", "f1", "balanced_accuracy", "rounds_to_target", "bytes_to_target",
-    "seconds_to_target",
-)  # fmt: skip
+ON_REQUEST = ("new_accuracy", "f1", "balanced_accuracy")
 """Columns that a table has only where somebody asked for them."""
 
 OTHER_MODELS = ("accuracy_chosen", "trained_accuracy", "received_accuracy")

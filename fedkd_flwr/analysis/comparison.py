@@ -18,35 +18,26 @@ import pandas as pd
 
 from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.effects import (
+    basis_of,
     effects_of_pairs,
     effects_on_clients,
-    notes_on_harm,
+    verdicts,
+    verdicts_on_new_clients,
     with_effects,
-    with_harm,
 )
-from fedkd_flwr.analysis.groups import Groups, each_run, grouped
-from fedkd_flwr.analysis.harm import with_safeguards
-from fedkd_flwr.analysis.notes import (
-    notes_on_evaluations,
-    notes_on_groups,
-    notes_on_provenance,
-    notes_on_seconds,
-)
-from fedkd_flwr.analysis.ranking import reading_order
-from fedkd_flwr.analysis.reference_runs import References
+from fedkd_flwr.analysis.groups import Groups, at_best_models, each_run, grouped
+from fedkd_flwr.analysis.harm import notes_on_harm, notes_on_safeguards, with_harm
+from fedkd_flwr.analysis.notes import notes_on_evaluations, notes_on_groups, notes_on_provenance
+from fedkd_flwr.analysis.reference_runs import References, reading_order
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, in_short, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
-from fedkd_flwr.analysis.safeguard_criterion import notes_on_safeguards
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
     check_same_data,
     notes_on_code,
     notes_on_content,
 )
-from fedkd_flwr.analysis.shown_models import at_best_models
 from fedkd_flwr.analysis.significance import FEWEST_SEEDS, Effect
-from fedkd_flwr.analysis.targets import check_target, notes_on_target
-from fedkd_flwr.analysis.verdicts import basis_of, verdicts, verdicts_on_new_clients
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import (
     DamagedRunError,
@@ -172,11 +163,9 @@ class Comparison:
 
 def compare(
     runs: str | Path | Run | Iterable[str | Path | Run],
-    target: float | None = None,
     against: str = REFERENCE,
     *,
     best_evaluation: bool = False,
-    by_code: bool = False,
     allow_code: str | Iterable[str] = (),
 ) -> Comparison:
     """Put runs on the same splits side by side.
@@ -185,16 +174,11 @@ def compare(
     ----------
     runs : path, Run, or an iterable of these
         Run directories, folders that hold some, or opened runs.
-    target : float, optional
-        Mean accuracy, part of 1; the table then has the rounds, bytes and seconds up to the
-        first round that has it.
     against : str
         What every method is compared with: a method, or the label of one of its settings.
     best_evaluation : bool
         Show the model with the best validation accuracy: the clients' own, as received, or after
         local training. Otherwise their own.
-    by_code : bool
-        Show each version of own code in a row of its own; otherwise the version of the latest run.
     allow_code : str or iterable of str
         Code that the runs' configs may name, see `fedkd_flwr.load_run`. Tables need none; figures
         and reports rebuild the clients' data.
@@ -209,7 +193,7 @@ def compare(
     IncomparableRunsError
         If the runs have different splits or public sets, or none is finished.
     ConfigError
-        If the target is no accuracy, or no run is of the reference that was asked for.
+        If no run is of the reference that was asked for.
     RunDirectoryError
         If a path holds no run, or a run that was named itself is damaged.
 
@@ -219,15 +203,13 @@ def compare(
     >>> sorted(compared.table.index)
     ['kt-pfl', 'local']
     """
-    if target is not None:
-        check_target(target)
     opened, damaged = load_runs([runs] if isinstance(runs, str | Path | Run) else runs, allow_code)
     finished = [run for run in opened if run.finished]
     if not finished:
         reason = f"None of the {len(opened)} runs is finished, so there is nothing to compare."
         raise IncomparableRunsError(" ".join([reason, *damaged]))
     check_same_data(finished)
-    groups, repeated = grouped(finished, by_code)
+    groups, repeated = grouped(finished)
     shown = [run for _, run in each_run(groups)]
     groups = at_best_models(groups) if best_evaluation else groups
     references = References(groups, against)
@@ -237,13 +219,11 @@ def compare(
             f"{', '.join(groups)}."
         )
     clients = client_results(groups, references)
-    results = run_results(groups, clients, references, target)
+    results = run_results(groups, clients, references)
     table = means_over_seeds(results)
-    on_target = notes_on_target(results, table.index, target) if target is not None else []
     order, ranked = reading_order(table, groups)
     effects = effects_on_clients(clients, order)
     table = with_harm(with_effects(table.loc[order], effects), clients)
-    table = with_safeguards(table, clients)
     unfinished = _notes_on_unfinished(opened)
     return Comparison(
         groups={label: groups[label] for label in table.index},
@@ -268,8 +248,6 @@ def compare(
             *notes_on_groups(groups, clients, references),
             *notes_on_provenance(shown),
             *ranked,
-            *on_target,
-            *notes_on_seconds(results),
         ],
         references=references,
         effects=effects,
@@ -298,19 +276,6 @@ def _notes_on_unfinished(runs: Iterable[Run]) -> list[str]:
         for run in runs
         if not run.finished
     ]
-
-
-def by_short_name(folders: Iterable[str | Path]) -> dict[str, Path]:
-    """Return folders by their last names, with as many parents as tell them apart.
-
-    A folder that is given twice counts once.
-    """
-    paths = list(dict.fromkeys(absolute(folder) for folder in folders))
-    parts, named = 0, dict[str, Path]()
-    while len(named) < len(paths):
-        parts += 1
-        named = {str(Path(*path.parts[-parts:])): path for path in paths}
-    return named
 
 
 def load_runs(

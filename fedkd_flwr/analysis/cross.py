@@ -5,7 +5,6 @@ from each other client. Their rank correlation with the accuracies says whether 
 those whose models suit them.
 """
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,19 +13,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from fedkd_flwr.analysis.client_models import distilled_clients, models_of
 from fedkd_flwr.analysis.columns import MISSING
-from fedkd_flwr.analysis.rendering import written_to
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.clients import load_client
-from fedkd_flwr.files import write_text
 from fedkd_flwr.runs import Run, load_run, recorded_config
 from fedkd_flwr.training.loop import computing_in, evaluate
-
-FORMATS = (".csv", ".json")
-"""Suffixes of the files that a result can be written to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,28 +65,25 @@ class Cross:
         than two other clients, and for clients that joined after the training, which have no
         coefficients.
         """
-        trained = self._trained
-        among = np.ix_(trained, trained)
-        taken = _others(self.coefficients[name][among])
-        useful = _others(self.accuracies.T[among])
-        correlations = np.full(len(self.accuracies), math.nan)
-        correlations[trained] = list(map(_rank_correlation, taken, useful))
-        return correlations
+        taken, useful = (
+            pd.DataFrame(matrix)
+            .mask(np.eye(len(matrix), dtype=bool))
+            .drop(index=self.new_clients, columns=self.new_clients)
+            for matrix in (self.coefficients[name], self.accuracies.T)
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):  # where one of them is constant
+            found = taken.rank(axis=1).corrwith(useful.rank(axis=1), axis=1)
+        return np.asarray(found.reindex(range(len(self.accuracies))), dtype=np.float64)
 
     def known_correlations(self, name: str) -> NDArray[np.float64]:
         """Return the `rank_correlations` that are defined."""
         correlations = self.rank_correlations(name)
         return correlations[~np.isnan(correlations)]
 
-    @property
-    def _trained(self) -> NDArray[np.intp]:
-        """Partition-ids of the clients that took part in the training."""
-        return np.setdiff1d(np.arange(len(self.accuracies)), self.new_clients)
-
     def sentence(self, name: str) -> str:
         """Summarize the rank correlations of one of the `coefficients` in a sentence."""
         known = self.known_correlations(name)
-        if len(self._trained) < 3:
+        if len(self.accuracies) - len(self.new_clients) < 3:
             return f"{name}: there is at most one other client, so there is no rank correlation."
         if not len(known):
             return (
@@ -137,48 +127,6 @@ class Cross:
                 for name, column in numbers.items()
             }
         )
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return the accuracies, one row per model and one column per client's test data."""
-        frame = pd.DataFrame(self.accuracies)
-        return frame.rename_axis(index="model of", columns="test data of")
-
-    def save(self, path: str | Path) -> Path:
-        """Write the accuracies to a ``.csv`` file, or all results to a ``.json`` file.
-
-        Raises `ConfigError` if the file has another suffix, and `RunDirectoryError` if it cannot be
-        written.
-        """
-        file = Path(path).expanduser()
-        require_format(file)
-        text = self.to_frame().to_csv() if file.suffix == ".csv" else self.to_json()
-        with written_to(file, "The accuracies"):
-            write_text(file, text)
-        return file
-
-    def to_json(self) -> str:
-        """Return accuracies, coefficients and rank correlations; undefined values are null."""
-        correlations = {name: self.rank_correlations(name) for name in self.coefficients}
-        content = {
-            "run": self.run.path.name,
-            "accuracies": self.accuracies.tolist(),
-            "distilled": self.distilled,
-            "coefficients": {name: m.tolist() for name, m in self.coefficients.items()},
-            "rank_correlations": {
-                name: [None if math.isnan(value) else value for value in values.tolist()]
-                for name, values in correlations.items()
-            },
-        }
-        return json.dumps(content, indent=1) + "\n"
-
-
-def require_format(path: Path) -> None:
-    """Check that a result can be written to a file with this suffix.
-
-    Raises `ConfigError` if the suffix is not one of `FORMATS`.
-    """
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"{path} must end in {' or '.join(FORMATS)}.")
 
 
 def cross(
@@ -235,9 +183,3 @@ def _others(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a matrix without its diagonal, shape (N, N - 1)."""
     clients = len(matrix)
     return matrix[~np.eye(clients, dtype=bool)].reshape(clients, -1)
-
-
-def _rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
-        return math.nan
-    return float(spearmanr(first, second).statistic)

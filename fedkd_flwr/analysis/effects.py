@@ -1,19 +1,29 @@
-"""The effects of a comparison's methods: over the reference, over each other, on clients.
+"""The effects of a comparison's methods, over the reference and over each other.
 
-Those over each other are also shown as a matrix of text.
+Those over the reference are also verdicts in words, those over each other a matrix of text.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedkd_flwr.analysis.columns import MISSING, points
-from fedkd_flwr.analysis.harm import FALSE_DISCOVERIES, MATTERS, harm_of, precision_of
-from fedkd_flwr.analysis.significance import FEWEST_SEEDS, LEVEL, Effect, Outcome, effects_of
+from fedkd_flwr.analysis.groups import Groups, each_run, new_client_accuracies
+from fedkd_flwr.analysis.reference_runs import References
+from fedkd_flwr.analysis.results import client_results
+from fedkd_flwr.analysis.significance import (
+    FEWEST_SEEDS,
+    LEVEL,
+    POWER,
+    Effect,
+    Outcome,
+    effects_of,
+)
+from strategies.core.rounds import NEW_CLIENTS
 
 
 def effects_on_clients(clients: pd.DataFrame, labels: Iterable[Any]) -> dict[str, Effect]:
@@ -79,57 +89,73 @@ def with_effects(table: pd.DataFrame, effects: dict[str, Effect]) -> pd.DataFram
     return table.join(pd.DataFrame.from_dict(rows, orient="index"))
 
 
-def with_harm(table: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of means with what `fedkd_flwr.analysis.harm.harm_of` finds, if anything."""
-    rows = {label: harm_of(clients[clients["method"] == label]) for label in table.index}
-    added = pd.DataFrame.from_dict(rows, orient="index")
-    return table if added.isna().all(axis=None) else table.join(added)
+def verdicts(effects: Mapping[str, Effect], clients: pd.DataFrame, against: str) -> list[str]:
+    """Describe the effect of each method in one sentence.
 
-
-def notes_on_harm(clients: pd.DataFrame) -> list[str]:
-    """Say how precisely a client is measured, and how harm is distinguished from noise."""
-    images, half_width = precision_of(clients)
-    if np.isnan(images):
-        return []
-    notes = [
-        f"A client's accuracy is measured to ±{100 * half_width:.1f} points (95% interval) at the "
-        f"median test split of {images:,.0f} images."
+    `against` names the reference where a method's seeds are compared with several of its settings.
+    """
+    names = clients.dropna(subset="gain").groupby("method")["reference"].unique()
+    return [
+        verdict(label, effect, names[label][0] if len(names[label]) == 1 else against)
+        for label, effect in effects.items()
     ]
-    compared = clients.dropna(subset=["gain", "test_images"])
-    if compared.empty:
-        return notes
-    paired = float(compared["lost"].notna().mean())
-    return [*notes, _on_test(paired), _on_estimate(paired)]
 
 
-def _on_test(paired: float) -> str:
-    """Say what McNemar's test is taken on; `paired` is the share of clients with answers."""
-    test = (
-        f"Shown harmed: McNemar's exact test for each client, at most {FALSE_DISCOVERIES:.0%} "
-        "false discoveries"
-    )
-    if paired == 1:
-        return f"{test}, on the images that only one of the two models gets right."
-    known = f" for {1 - paired:.0%} of the clients" if paired else ""
-    return (
-        f"{test}. Runs without record-answers hold how many answers are right, not which{known}: "
-        "the test is then at the most disagreement that the counts allow, and finds too few "
-        "rather than too many."
-    )
+def verdicts_on_new_clients(
+    groups: Groups, labels: Iterable[Any], references: References
+) -> list[str]:
+    """Describe the effects on new clients; return nothing if there are none."""
+    if not any(NEW_CLIENTS in run.further_rows for _, run in each_run(groups)):
+        return []
+    clients = client_results(groups, references, new_client_accuracies)
+    effects = effects_on_clients(clients, labels)
+    found = verdicts(effects, clients, references.against)
+    return [f"New clients: {sentence}" for sentence in found]
 
 
-def _on_estimate(paired: float) -> str:
-    """Say what noise the estimate of harm removes; `paired` is the share with answers."""
-    what = (
-        f"Harmed, noise removed: estimated share of clients that truly lose {100 * MATTERS:g} "
-        "point or more"
-    )
-    if paired == 1:
-        return f"{what}. The noise is that of two models on the same images."
-    return (
-        f"{what}. Without recorded answers the noise is that of two independent models, more than "
-        "there is in truth, so the true share may be larger, up to the share of clients below."
-    )
+def verdict(label: str, effect: Effect, reference: str) -> str:
+    """Return what an effect shows, in words and points."""
+    claim = {
+        Outcome.BETTER: f"is better than {reference}",
+        Outcome.WORSE: f"is worse than {reference}",
+        Outcome.NOT_SHOWN: f"is not shown to differ from {reference}",
+    }[effect.outcome]
+    details = []
+    if not math.isnan(effect.low):
+        details.append(f"95% interval {points(effect.low)} to {points(effect.high)}")
+    if not math.isnan(effect.p_holm):
+        details.append("p < 0.001" if effect.p_holm < 0.001 else f"p = {effect.p_holm:.2g}")
+    shown = f" ({', '.join(details)})" if details else ""
+    sentences = [f"{label} {claim}: {points(effect.gain)} points{shown}", _counted(effect)]
+    if effect.seeds < FEWEST_SEEDS:
+        sentences.append(f"A verdict needs at least {FEWEST_SEEDS} seeds")
+    elif effect.outcome is Outcome.NOT_SHOWN and effect.smallest_visible > 0:
+        smallest = f"{100 * effect.smallest_visible:.1f}"
+        sentences.append(f"The smallest gain that these runs could show is {smallest} points")
+    return ". ".join(sentences) + "."
+
+
+def _counted(effect: Effect) -> str:
+    """Return in how many seeds a method is above its reference, or below it if in all."""
+    is_below = effect.below == effect.seeds
+    count = effect.below if is_below else effect.above
+    chance = f" (by chance 1 in {2**count})" if count == effect.seeds else ""
+    seeds = "seed" if effect.seeds == 1 else "seeds"
+    return f"{'Below' if is_below else 'Above'} it in {count} of {effect.seeds} {seeds}{chance}"
+
+
+def basis_of(effects: Mapping[str, Effect]) -> list[str]:
+    """Describe how verdicts are reached, in two notes; empty if none is possible."""
+    family = max((effect.family for effect in effects.values()), default=0)
+    if not family:
+        return []
+    tests = f"Holm's correction over {family} methods" if family > 1 else "one method tested"
+    return [
+        f"Verdicts are paired t tests over seeds at level {LEVEL:.0%}, {tests}; intervals are "
+        "Student's t over seeds.",
+        f"The smallest gain is that found with {POWER:.0%} power at the "
+        "first step of the correction, for the measured standard deviation of the differences.",
+    ]
 
 
 FEWEST_METHODS = 3

@@ -1,6 +1,6 @@
 """What figures show; `fedkd_flwr.plots` only draws it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,8 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import pdist
 
+from fedkd_flwr.analysis.client_models import label_counts
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.safeguard_criterion import guarded_clients
-from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.custom_objects.importing import shown_data
@@ -91,24 +90,7 @@ def gains_by_method(comparison: Comparison) -> list[tuple[str, dict[str, Any], p
     Gains have one row per client and seed. ``jitter`` is a random shift from -1 to 1, by which
     points of equal clients are drawn apart.
     """
-    gains = comparison.clients.dropna(subset="gain")
-    return _with_styles(comparison, dict(iter(gains.groupby("method"))))
-
-
-def gains_with_safeguard(comparison: Comparison) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
-    """Return label, style and gains over the private models of each method with a safeguard.
-
-    Gains have one row per client and seed: ``method_gain``, that of the method's model alone,
-    ``safeguarded_gain`` and ``jitter``, as in `gains_by_method`.
-    """
-    guarded = guarded_clients("", comparison.clients)
-    return _with_styles(comparison, dict(iter(guarded.groupby("label"))) if len(guarded) else {})
-
-
-def _with_styles(
-    comparison: Comparison, gains: Mapping[Any, pd.DataFrame]
-) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
-    """Return label, style and gains with ``jitter`` of each method that has gains."""
+    gains = dict(iter(comparison.clients.dropna(subset="gain").groupby("method")))
     shown = [(label, style) for label, _, style in line_styles(comparison) if label in gains]
     return [
         (label, style, gains[label].assign(jitter=_jitter(row, len(gains[label]))))

@@ -15,7 +15,7 @@ from fedkd_flwr.analysis.groups import (
     new_client_accuracies,
 )
 from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.settings import defining_settings, plan_of, table_settings, varied_settings
+from fedkd_flwr.analysis.settings import defining_settings, plan_of, varied_settings
 from fedkd_flwr.config import lost_keys
 from fedkd_flwr.runs import Run
 from fedkd_flwr.runs.provenance import has_accepted_code, minor_version
@@ -29,8 +29,7 @@ def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: Reference
     """Return notes on differences between the compared runs.
 
     One sentence each on results on validation data, on seeds, on runs and clients without a
-    reference, on longer training, on settings, and on test splits that hold no other classes than
-    their client trains on.
+    reference, on longer training, and on settings.
     """
     return [
         *_notes_on_evaluated_split(groups),
@@ -40,7 +39,6 @@ def notes_on_groups(groups: Groups, clients: pd.DataFrame, references: Reference
         *_notes_on_steps(groups, references),
         *_notes_on_settings(groups),
         *_notes_on_removed_settings(groups),
-        *_notes_on_classes(run for _, run in each_run(groups)),
     ]
 
 
@@ -167,7 +165,7 @@ def _notes_on_settings(groups: Groups) -> list[str]:
         if len(methods) > 1:
             listed = "; ".join(f"{value} ({_listed(found)})" for value, found in methods.items())
             notes.append(f"The methods do not share {name}: {listed}.")
-    return [*notes, *_notes_on_tables(of_methods)]
+    return notes
 
 
 def _notes_on_removed_settings(groups: Groups) -> list[str]:
@@ -179,48 +177,6 @@ def _notes_on_removed_settings(groups: Groups) -> list[str]:
         for label, keys in lost.items()
         if keys
     ]
-
-
-def _notes_on_tables(of_methods: Mapping[str, list[Run]]) -> list[str]:
-    """Name the settings that methods have in tables of their own, at different values.
-
-    Such as ``kt-pfl.temperature`` and ``mine.temperature``. What varies within a method is in its
-    labels already.
-    """
-    methods: dict[str, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for strategy, runs in of_methods.items():
-        varied = varied_settings(runs)
-        for name, value in table_settings(runs[0].config).items():
-            if name not in varied:
-                methods[name.rpartition(".")[2]][value].append(strategy)
-    differing = [
-        f"{name} = {', '.join(f'{value} ({_listed(found)})' for value, found in values.items())}"
-        for name, values in sorted(methods.items())
-        if len(values) > 1
-    ]
-    if not differing:
-        return []
-    return [f"Settings of methods that share a name but not a value: {'; '.join(differing)}."]
-
-
-def _notes_on_classes(runs: Iterable[Run]) -> list[str]:
-    """Note where accuracy on classes that a client does not hold is undefined."""
-    evaluations = [run.last_evaluations for run in runs]
-    measured = [rows for rows in evaluations if "held_total" in rows]
-    if not measured or any("other_accuracy" in rows for rows in measured):
-        return []
-    return [
-        "Each client's test split holds only classes that it trains on: there is no accuracy on "
-        "the others. `fedkd cross` evaluates models on other clients' classes."
-    ]
-
-
-def notes_on_seconds(results: pd.DataFrame) -> list[str]:
-    """Note which runs overlapped in time, so that their seconds are not comparable."""
-    disturbed = results.loc[results["seconds"].isna(), "method"].unique()
-    if not len(disturbed):
-        return []
-    return [f"Seconds are left out where runs overlapped in time: {_listed(disturbed)}."]
 
 
 def _listed(values: Iterable[Any]) -> str:

@@ -4,10 +4,7 @@ Fairness across clients is the bottom decile, the mean of the worst tenth, and J
 """
 
 import math
-from collections.abc import Callable, Sequence
-from datetime import datetime
-from itertools import product
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -23,11 +20,10 @@ from fedkd_flwr.analysis.groups import (
 )
 from fedkd_flwr.analysis.harm import safeguarded
 from fedkd_flwr.analysis.reference_runs import References
-from fedkd_flwr.analysis.targets import cost_to_target, without_partial_means
 from fedkd_flwr.runs import Run
-from fedkd_flwr.runs.reading import damaged, legs_of
+from fedkd_flwr.runs.reading import damaged
 from strategies.core.masks import ANSWERS, from_text, unpacked_answers
-from strategies.core.optional_metrics import MEANS
+from strategies.core.metrics import MEANS
 from strategies.core.safeguard import SAFEGUARD_COLUMNS
 
 WORST_SHARE = 0.1
@@ -72,9 +68,9 @@ def client_results(
 
     Columns ``method``, ``seed``, ``partition_id``, ``accuracy``, ``local_accuracy``, that of the
     reference, ``gain``, their difference, NaN where there is nothing to compare a client with,
-    ``reference``, the label of the reference, ``test_images`` and ``local_test_images``, the sizes
-    of both test splits, and ``lost`` and ``won``, the images that only the reference or only the
-    method gets right; NaN where a run did not record them. Those of
+    ``reference``, the label of the reference, ``test_images``, the size of the test split, and
+    ``lost`` and ``won``, the images that only the reference or only the method gets right; NaN
+    where a run did not record them. Those of
     `fedkd_flwr.analysis.harm.safeguarded` where some run has a safeguard.
     """
     frames = []
@@ -86,7 +82,6 @@ def client_results(
         nothing = pd.Series(dtype=float)
         before = (accuracies_of(reference) if reference else nothing).reindex(clients)
         answers = lost_and_won(run, reference).reindex(clients)
-        images = client_test_images(reference) if reference else nothing
         frame = pd.DataFrame(
             {
                 "method": label,
@@ -97,7 +92,6 @@ def client_results(
                 "gain": accuracies - before,
                 "reference": references.name_of(label, seed),
                 "test_images": client_test_images(run).reindex(clients),
-                "local_test_images": images.reindex(clients),
                 "lost": answers["lost"],
                 "won": answers["won"],
                 **safeguarded(run).reindex(clients),
@@ -107,12 +101,7 @@ def client_results(
     return pd.concat(frames, ignore_index=True)
 
 
-def run_results(
-    groups: Groups,
-    clients: pd.DataFrame,
-    references: References,
-    target: float | None = None,
-) -> pd.DataFrame:
+def run_results(groups: Groups, clients: pd.DataFrame, references: References) -> pd.DataFrame:
     """Return one row per run; accuracies at the last evaluation are those of `clients`.
 
     Columns ``method``, ``seed``, ``accuracy``, ``accuracy_chosen``, ``clients_std``,
@@ -120,15 +109,13 @@ def run_results(
     ``harmed`` (the shares of clients above and below the reference), ``worst_loss`` (the largest
     loss of a client, 0 where none loses), ``nll`` (mean cross-entropy), ``numbers``, ``bytes``,
     ``gradient_steps`` (the mean over the clients in training, where a run counted them),
-    ``seconds`` (only where none of the other runs took place at the same time), ``path``, and with
-    a target those of `cost_to_target`, seconds again only of runs that took place alone; NaN for
-    what a run does not have. Columns of `AT_SECOND_MOMENTS`, of a safeguard, and of
-    `strategies.core.optional_metrics.MEANS`, means over clients, where some run has measured them;
+    and ``path``; NaN for what a run does not have. Columns of `AT_SECOND_MOMENTS`, of a safeguard,
+    and of `strategies.core.metrics.MEANS`, means over clients, where some run has
+    measured them;
     those of `OF_NEW_CLIENTS` where some run has any: mean and worst accuracy, and the share of them
     that are above the reference's own.
     """
     by_run = dict(iter(clients.groupby(["method", "seed"])))
-    alone = ran_alone([run for _, run in each_run(groups)])
     rows = []
     for label, run in each_run(groups):
         summary = run.summary or {}
@@ -154,15 +141,10 @@ def run_results(
                 "numbers": summary["numbers_up"] + summary["numbers_down"],
                 "bytes": summary["bytes_up"] + summary["bytes_down"],
                 "gradient_steps": steps_of_a_client(run),
-                "seconds": summary["seconds"] if alone[run.path] else math.nan,
                 "path": str(run.path),
-                **({} if target is None else cost_to_target(run, target)),
             }
         )
     results = pd.DataFrame(rows)
-    if target is not None:
-        # A part of the seconds of a run is no more comparable than their sum.
-        results.loc[results["seconds"].isna(), "seconds_to_target"] = math.nan
     numeric = [name for name in results.columns if name not in ("method", "seed", "path")]
     optional = (*MEANS, *SAFEGUARD_COLUMNS, *AT_SECOND_MOMENTS, *OF_NEW_CLIENTS)
     measured_by_some = (*optional, "gradient_steps")
@@ -207,8 +189,7 @@ def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """Return one row per label, best first.
 
     Number of ``seeds``, means over them, and the standard deviations ``accuracy_std``,
-    ``accuracy_chosen_std`` and ``new_accuracy_std`` (n-1 in the denominator, NaN for one seed). The
-    cost of a target is NaN unless every seed reaches it.
+    ``accuracy_chosen_std`` and ``new_accuracy_std`` (n-1 in the denominator, NaN for one seed).
     """
     by_method = results.groupby("method", sort=False)
     means = by_method.mean(numeric_only=True).drop(columns="seed")
@@ -219,45 +200,7 @@ def means_over_seeds(results: pd.DataFrame) -> pd.DataFrame:
         before = means.columns.get_loc(str(name).removesuffix("_std"))
         assert isinstance(before, int)
         means.insert(before + 1, str(name), spreads[name])
-    if "rounds_to_target" in means:
-        means = without_partial_means(means, results)
     return means.sort_values("accuracy", ascending=False, kind="stable")
-
-
-def ran_alone(runs: Sequence[Run]) -> dict[Path, bool]:
-    """Return by path whether none of the other runs took place during a run.
-
-    A run without the time of its start counts as alone; so does a run beside one that is not
-    among these.
-    """
-    spans = {run.path: _spans(run) for run in runs}
-    return {
-        path: not any(
-            begin < their_end and their_begin < end
-            for other, theirs in spans.items()
-            if other != path
-            for (begin, end), (their_begin, their_end) in product(own, theirs)
-        )
-        for path, own in spans.items()
-    }
-
-
-def _spans(run: Run) -> list[tuple[float, float]]:
-    """Return when a run surely took place, in seconds; empty where the start is not recorded.
-
-    Starts are recorded in whole seconds, rounded down. A span therefore begins at the latest
-    possible start and ends at the earliest possible end: consecutive runs do not overlap. A run
-    that was continued has a span for each process, as long as its rounds took.
-    """
-    legs = legs_of(run.description)
-    if not run.description.get("started"):
-        return []
-    durations = [float((run.summary or {})["seconds"])]
-    if len(legs) > 1:
-        of_rounds = run.rounds.filter(regex="^seconds_").sum(axis=1)
-        durations = [float(of_rounds.iloc[rounds].sum()) for _, rounds in legs]
-    starts = [datetime.fromisoformat(str(leg["started"])).timestamp() for leg, _ in legs]
-    return [(start + 1, start + seconds) for start, seconds in zip(starts, durations, strict=True)]
 
 
 Answers = dict[int, NDArray[np.bool_]]

@@ -39,20 +39,6 @@ def plan_of(config: Mapping[str, Any]) -> PlanSettings:
     return PlanSettings(num_clients=number, new_clients=new)
 
 
-def table_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a method has in tables.
-
-    Of a method that this version does not know, only the tables that belong to no other method
-    count.
-    """
-    is_known = config["strategy"] in METHODS
-    return {
-        name: value
-        for name, value in defining_settings(config).items()
-        if "." in name and (is_known or name not in default_values())
-    }
-
-
 @functools.cache
 def _keys_of_others(strategy: str) -> frozenset[str]:
     """Return the known keys of tables that a method does not read; none if it is unknown.

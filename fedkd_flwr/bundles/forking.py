@@ -19,6 +19,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -77,21 +78,12 @@ CLIENT_APP_PROGRAM = "fedkd-clientapp"
 """The program that `fedkd_flwr.bundles.guard.run_client_app` is installed as."""
 
 
-SECRET_OPTION = "--superexec-auth-secret-file"  # of a SuperNode and its SuperExec
-
-
 def new_folder(arguments: Sequence[str]) -> Path:
     """Return an empty folder for unpacked bundles, which this user alone can read.
 
-    Each start with the same arguments, such as the address of the SuperNode, empties it. The file
-    of the secret does not count: `start_node` makes a new one each time.
+    Each start with the same arguments, such as the address of the SuperNode, empties it.
     """
-    named = [
-        one
-        for option, one in zip(["", *arguments], arguments, strict=False)
-        if option != SECRET_OPTION
-    ]
-    folder: Path = flower.get_flwr_home() / "approved" / digest_of(repr(named).encode())[:16]
+    folder: Path = flower.get_flwr_home() / "approved" / digest_of(repr(arguments).encode())[:16]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     return folder
@@ -104,7 +96,8 @@ def run_superexec(arguments: Sequence[str], *, fresh_processes: bool = False) ->
     PyTorch. So do other systems than Linux: libraries of macOS start threads, which a fork breaks.
     """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
-    os.environ[FOLDER_VARIABLE] = str(new_folder(arguments))
+    if FOLDER_VARIABLE not in os.environ:
+        os.environ[FOLDER_VARIABLE] = str(new_folder(arguments))
     client_app = flower.TaskType.CLIENT_APP
     # Other tasks would execute the bundle in processes that do not look at its digest.
     flower.AutoExecPlugin.supported_task_types = frozenset({client_app})
@@ -131,7 +124,7 @@ def start_node(options: Sequence[str], port: int, *, fresh_processes: bool = Fal
     options : sequence of str
         Options of ``flower-supernode``: its SuperLink, key and node config.
     port : int
-        Port of this machine on which SuperNode and `run_superexec` talk.
+        Port of this machine on which SuperNode and `run_superexec` talk; 0 for a free one.
     fresh_processes : bool
         As for `run_superexec`.
 
@@ -142,13 +135,16 @@ def start_node(options: Sequence[str], port: int, *, fresh_processes: bool = Fal
     """
     programs = Path(sys.executable).parent
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    environment = {**POLLING, **quiet_environment(), "PATH": path}
+    # Its address may be another one at each start, but not its options.
+    place = {FOLDER_VARIABLE: str(new_folder(list(options)))}
+    environment = {**POLLING, **quiet_environment(), **place, "PATH": path}
+    port = port or free_port()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
     with TemporaryDirectory(prefix="fedkd-node-") as folder:
         secret = Path(folder) / "secret"
         secret.write_bytes(secrets.token_bytes(32))
-        shared = [SECRET_OPTION, str(secret)]
+        shared = ["--superexec-auth-secret-file", str(secret)]
         isolated = ["--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
         fresh = ["--fresh-processes"] if fresh_processes else []
         address = ["--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
@@ -166,6 +162,13 @@ def start_node(options: Sequence[str], port: int, *, fresh_processes: bool = Fal
         finally:
             end(processes.values())
     raise RuntimeError(f"{ended[0]} has ended; its last lines above say why.")
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
 
 
 def end(processes: Iterable["subprocess.Popen[bytes]"]) -> None:

@@ -29,7 +29,7 @@ OWN_PACKAGES = ("fedkd_flwr", "strategies")
 """Packages of this project, which a bundle brings along as well."""
 
 FOLDER_VARIABLE = "FEDKD_UNPACKED_BUNDLES"
-"""Environment variable with the folder of unpacked bundles, which `run_superexec` makes."""
+"""Environment variable with the folder of unpacked bundles of a node."""
 
 Loader = Callable[[str, str, str], Any]
 """Loads a ClientApp, given the bundle's name, version and digest."""

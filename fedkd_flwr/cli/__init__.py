@@ -13,7 +13,7 @@ with ctrl_c_ends_the_process():
     import typer.core
 
     from fedkd_flwr.cli.bundles import bundles, runs, start_node, superexec
-    from fedkd_flwr.cli.operating import clear_cache, models, nodes, predict, stop
+    from fedkd_flwr.cli.operating import nodes, predict, stop
     from fedkd_flwr.cli.options import find_modules_here
     from fedkd_flwr.cli.results import (
         compare,
@@ -45,13 +45,13 @@ class CommandLine(typer.Typer):
 READERS = (compare, report, cross, genotypes, nodes)
 """Commands that read runs, which may be somebody else's and lie in the working directory."""
 
-COMMANDS = (run, sweep, tune, *READERS, doctor, predict, clear_cache, stop)
+COMMANDS = (run, sweep, tune, *READERS, doctor, predict, stop)
 
 GROUPS = {
     "Run": ("run", "sweep", "tune", "stop"),
     "Compare": ("compare", "report", "cross"),
     "Deploy": ("doctor", "start-node", "nodes", "runs", "bundles", "superexec"),
-    "Look": ("list", "genotypes", "models", "predict", "clear-cache"),
+    "Look": ("list", "genotypes", "predict"),
 }
 """The commands as ``fedkd --help`` shows them."""
 
@@ -89,7 +89,6 @@ for command in COMMANDS:
 app.command("list")(list_names)
 app.add_typer(bundles, name="bundles")
 app.add_typer(runs, name="runs")
-app.add_typer(models, name="models")
 # Flower reads the other options.
 passing_on = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command(context_settings=passing_on)(start_node)

@@ -139,9 +139,7 @@ def start_node(
         str,
         typer.Option(help="Its node config: a TOML file, or a text such as 'partition-id=0'."),
     ],
-    port: Annotated[
-        int, typer.Option(help="Of this machine, another one for each node on it.")
-    ] = 9094,
+    port: Annotated[int, typer.Option(help="Of this machine; 0 for a free one.")] = 0,
     fresh_processes: FreshProcesses = False,
 ) -> None:
     """Start a node that executes approved bundles alone; takes the options of flower-supernode."""

@@ -11,12 +11,6 @@ from fedkd_flwr.cli.output import one_clear_line, say, show_table
 if TYPE_CHECKING:
     import pandas as pd
 
-models = typer.Typer(
-    help="List a node's exported models.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
 FILE_ERRORS = (OSError, ValueError)
 """Errors about files, model cards and bundles, whose message is for the user."""
 
@@ -43,27 +37,6 @@ def _cells(table: "pd.DataFrame") -> list[list[str]]:
     return [
         ["".join(filter(str.isprintable, str(cell))) for cell in row] for row in table.itertuples()
     ]
-
-
-@models.command("list")
-def list_models(
-    folder: Annotated[Path, typer.Argument(help="The node's models-dir.")],
-) -> None:
-    """List the exported models of all runs and rounds."""
-    with one_clear_line(*FILE_ERRORS):
-        from fedkd_flwr.export import exported_models
-
-        found = list(exported_models(folder.expanduser()))
-    rows = [
-        [
-            str(path.relative_to(folder.expanduser())),
-            str(card.get("date", "")),
-            str(card.get("strategy", "")),
-            _accuracy(card.get("metrics", {})),
-        ]
-        for path, card in found
-    ]
-    show_table(("model", "date", "strategy", "test accuracy"), rows, numbers=["test accuracy"])
 
 
 def predict(
@@ -93,23 +66,6 @@ def predict(
         lines = csv.writer(sys.stdout, lineterminator="\n")
         lines.writerow(("file", "class", "probability"))
         lines.writerows((p.file, p.label, f"{p.probability:.4f}") for p in predictions)
-
-
-def clear_cache() -> None:
-    """Delete all cached copies of decoded images. Trained models do not change."""
-    with one_clear_line(*FILE_ERRORS):
-        from fedkd_flwr.data.cache import cache_folder, remove_all
-
-        folder = cache_folder()
-        if folder is None:
-            say("FEDKD_CACHE is off: no decoded copies are kept.")
-            return
-        files, taken = remove_all(folder)
-    say(f"{folder}: removed {files} files, {taken / 2**20:.1f} MiB")
-
-
-def _accuracy(metrics: dict[str, float]) -> str:
-    return f"{metrics['correct'] / metrics['total']:.1%}" if metrics.get("total") else "-"
 
 
 def stop() -> None:

@@ -54,10 +54,6 @@ def compare(
         Path | None, typer.Option(metavar="DIR", help="Write figures to this folder.")
     ] = None,
     figure_format: FigureFormat = "png",
-    target: Annotated[
-        float | None,
-        typer.Option(help="Mean accuracy, such as 0.9: the cost of reaching it."),
-    ] = None,
     against: Annotated[
         str, typer.Option(metavar="METHOD", help="Compare every method with this one.")
     ] = "local",
@@ -68,16 +64,6 @@ def compare(
             help="Show the model with the best validation accuracy, such as that as received.",
         ),
     ] = False,
-    by_code: Annotated[
-        bool,
-        typer.Option("--by-code", help="Show each version of your own code in a row of its own."),
-    ] = False,
-    across: Annotated[
-        bool, typer.Option("--across", help="Each folder is one comparison; rank over them.")
-    ] = False,
-    per_seed: Annotated[
-        bool, typer.Option("--per-seed", help="With --across: each seed counts as a comparison.")
-    ] = False,
     allow_code: AllowCode = None,
 ) -> None:
     """Compare runs on the same splits with each other, and with local training."""
@@ -85,32 +71,12 @@ def compare(
         from fedkd_flwr.analysis import comparison
         from fedkd_flwr.config import ConfigError
 
-        if per_seed and not across:
-            raise ConfigError("--per-seed belongs to --across; type both, or neither.")
-        if across:
-            of_one_comparison = {
-                "--format": layout,
-                "--explain": explain,
-                "--per-client": per_client,
-                "--pairs": pairs,
-                "--target": target is not None,
-                "--best-evaluation": best_evaluation,
-                "--by-code": by_code,
-                "--allow-code": allow_code,
-            }
-            if given := [name for name, value in of_one_comparison.items() if value]:
-                raise ConfigError(
-                    f"--across does not take {', '.join(given)}; leave that out, or compare one "
-                    "folder without --across."
-                )
-            print_across(runs, against, per_seed, figures, figure_format)
-            return
         layout = layout or ("table" if console().is_terminal else "markdown")
         if layout not in LAYOUTS:
             raise ConfigError(f"--format {layout} is not one of {', '.join(LAYOUTS)}.")
         code = allow_code or ()
         compared = comparison.compare(
-            runs, target, against, best_evaluation=best_evaluation, by_code=by_code, allow_code=code
+            runs, against, best_evaluation=best_evaluation, allow_code=code
         )
         print_comparison(compared, layout, explain)
         if per_client:
@@ -151,21 +117,6 @@ def print_comparison(compared: "Comparison", layout: str, explain: bool) -> None
     echo(getattr(compared, f"to_{layout}")())
     if layout == "csv":
         say_beside([*compared.verdicts, *compared.notes])
-
-
-def print_across(
-    folders: list[Path], against: str, per_seed: bool, figures: Path | None, figure_format: str
-) -> None:
-    """Print how methods rank over several comparisons, in Markdown."""
-    from fedkd_flwr.analysis.across import compare_across
-
-    ranked = compare_across(folders, against, per_seed)
-    echo(ranked.to_markdown())
-    if figures is not None and not ranked.pairs.empty:
-        from fedkd_flwr.plots import plot_ranks
-        from fedkd_flwr.plots.axes import write_figures
-
-        say_figures(write_figures([("ranks", plot_ranks(ranked))], figures, figure_format))
 
 
 def print_clients(compared: "Comparison", layout: str) -> None:
@@ -220,12 +171,6 @@ def cross(
         Path | None,
         typer.Option(help="Folder of the exported models; by default the one in the run's config."),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Write the table to a .csv or .json file."
-        ),
-    ] = None,
     figures: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write figures of the matrices to this folder."),
@@ -234,11 +179,9 @@ def cross(
 ) -> None:
     """Evaluate each client's model on every client's test data."""
     with one_clear_line():
-        from fedkd_flwr.analysis import cross as crossing
+        from fedkd_flwr.analysis.cross import cross as evaluate_all
 
-        if output is not None:
-            crossing.require_format(output)
-        crossed = crossing.cross(run, models_dir or "", allow_code=allow_code or ())
+        crossed = evaluate_all(run, models_dir or "", allow_code=allow_code or ())
         text = crossed.rendered()
         headings = list(text.columns)
         show_table(headings, text.to_numpy().tolist(), numbers=headings)
@@ -248,8 +191,6 @@ def cross(
             say(f"The models of {of} clients are those after the last distillation.")
         for name in crossed.coefficients:
             say(crossed.sentence(name))
-        if output is not None:
-            say_beside([f"Written: {crossed.save(output)}"])
         if figures is not None:
             from fedkd_flwr.plots import plot_cross
             from fedkd_flwr.plots.axes import write_figures
@@ -268,7 +209,7 @@ def genotypes(
 ) -> None:
     """Print every client's architecture, and draw them."""
     with one_clear_line():
-        from fedkd_flwr.analysis.genotypes import client_genotypes
+        from fedkd_flwr.analysis.client_models import client_genotypes
         from fedkd_flwr.runs import load_run
 
         stored = load_run(run, allow_code or ())

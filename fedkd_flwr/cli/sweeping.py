@@ -1,9 +1,8 @@
 """The command that runs many methods and settings: ``fedkd sweep``."""
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,9 +10,6 @@ from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import AcceptChanges, Engine, read_assignments, read_choices
 from fedkd_flwr.cli.output import one_clear_line, say, say_beside
 from fedkd_flwr.cli.running import INTERRUPTED
-
-COMPARED = ("seed", "strategy")
-"""Settings that a comparison is made over: replacing all their values leaves nothing to compare."""
 
 
 def sweep(
@@ -69,7 +65,7 @@ def sweep(
     """Execute the unfinished runs of a sweep; interrupted ones continue."""
     with one_clear_line():
         from fedkd_flwr.cli.progress import SweepDisplay
-        from fedkd_flwr.sweeps import run_sweep, sweep_folder
+        from fedkd_flwr.sweeps import refuse_replaced_values, run_sweep, sweep_folder
 
         settings, selection = read_assignments(assignments), read_choices(only)
         refuse_replaced_values(file, settings)
@@ -100,24 +96,3 @@ def sweep(
             say(f"Compare: fedkd compare {shlex.quote(str(finished[0].path.parent))}")
         if display.failed:
             raise RuntimeError(f"{display.failed} runs failed; see {folder / 'failures.jsonl'}.")
-
-
-def refuse_replaced_values(file: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse ``-c`` for the seeds or methods that the sweep itself lists.
-
-    Raises `ConfigError` with the values in the sweep and the option to type instead.
-    """
-    from fedkd_flwr.config import ConfigError
-    from fedkd_flwr.sweeps import grid_values
-
-    listed = grid_values(file)
-    for name in COMPARED:
-        if name not in settings or name not in listed:
-            continue
-        values = listed[name]
-        choice = settings[name] if settings[name] in values else values[0]
-        raise ConfigError(
-            f"The sweep {file} lists its own values of {name}: {', '.join(map(str, values))}. "
-            f"Instead of -c {name}={settings[name]}, type --only {name}={choice} to do some of its "
-            "runs, or edit [grid] in the file."
-        )

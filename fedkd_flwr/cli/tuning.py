@@ -8,7 +8,7 @@ import typer
 
 from fedkd_flwr.cli.interrupts import ctrl_c_interrupts
 from fedkd_flwr.cli.options import Assignments, Preset, read_values
-from fedkd_flwr.cli.output import one_clear_line, say, say_beside, say_figures, show_table
+from fedkd_flwr.cli.output import one_clear_line, say, say_beside, show_table
 from fedkd_flwr.cli.running import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -34,13 +34,6 @@ def tune(
     output_dir: Annotated[
         Path, typer.Option(help="Folder for studies, runs and the sweep file.")
     ] = Path("runs/tuning"),
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write figures here: the importance of each setting, and all trials.",
-        ),
-    ] = None,
     assignments: Assignments = None,
 ) -> None:
     """Find the best settings of each method on validation data, with equal budgets."""
@@ -66,11 +59,6 @@ def tune(
             say_beside([f"Stopped. Type the same command again to continue in {output_dir}."])
             raise typer.Exit(INTERRUPTED) from None
         show_tuning(tuned)
-        if figures is not None:
-            from fedkd_flwr.plots.axes import write_figures
-            from fedkd_flwr.plots.tuning import tuning_figures
-
-            say_figures(write_figures(tuning_figures(tuned.searches), figures))
 
 
 def show_tuning(tuned: "Tuning") -> None:

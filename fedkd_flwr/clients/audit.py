@@ -85,7 +85,11 @@ def _epsilon(folder: Path, context: Context) -> dict[str, float]:
     policy = read_policy(context.node_config)
     ledger = PrivacyLedger(folder / LEDGER, delta=policy.privacy_delta)
     try:
-        return {"ledger-epsilon": ledger.epsilon, "ledger-dp-epsilon": ledger.epsilon_of_training}
+        return {
+            "ledger-epsilon": ledger.epsilon,
+            "ledger-dp-epsilon": ledger.epsilon_of_training,
+            "ledger-count-epsilon": ledger.epsilon_of_counts,
+        }
     except DamagedLedgerError:
         return {}
 

@@ -1,21 +1,33 @@
 """What may leave a client: what its method declares, as far as the node's policy allows it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import product
 from typing import TypeVar
 
 from fedkd_flwr.clients.messages import TrainReply
 from fedkd_flwr.clients.participation import Participation
-from fedkd_flwr.clients.policy import NodePolicy, PolicyError
+from fedkd_flwr.clients.policy import NOISED, NodePolicy, PolicyError
 from strategies.core.declarations import Data, Sent
 from strategies.core.evaluations import evaluated_metrics
 from strategies.core.method_record import MethodRecord
-from strategies.core.metrics import OF_TRAINING, SIZES
+from strategies.core.metrics import MODELS, OF_TRAINING, SIZES, SPLITS, Split, metric_name
 from strategies.core.plan import PlanSettings
+from strategies.core.privacy import NormalDraws, secret_normal
 from strategies.core.replies import Metric
 
 Value = TypeVar("Value")
+
+CORRECT: dict[str, tuple[Split, str]] = {
+    metric_name(model, split, "correct"): (split, metric_name(model, split, "total"))
+    for model, split in product(MODELS, SPLITS)
+}
+"""Split and number of samples of each number of correct answers."""
+
+SAMPLES = frozenset(["test-size", "validation-size", *(total for _, total in CORRECT.values())])
+"""Numbers of validation and test samples."""
 
 
 class UndeclaredError(ValueError):
@@ -101,8 +113,8 @@ def _is_forbidden(sent: Sent, policy: NodePolicy, has_noise: bool) -> bool:
     `NodePolicy.check_run` has decided which arrays and which requested measures may: those of a
     method and measures that the node allows.
     """
-    if sent.is_result and not policy.allow_counts:
-        return True
+    if sent.is_result and not policy.tells_counts:
+        return policy.allow_counts != NOISED or sent.name not in SAMPLES.union(CORRECT)
     if sent.requested or not sent.tells_of_training:
         return False
     if sent.required:
@@ -110,3 +122,32 @@ def _is_forbidden(sent: Sent, policy: NodePolicy, has_noise: bool) -> bool:
     if sent.is_result:
         return policy.hides_divergence
     return has_noise or not policy.allow_training_metrics
+
+
+def with_noise(
+    metrics: Mapping[str, float], deviation: float, draw: NormalDraws = secret_normal
+) -> tuple[dict[str, float], int]:
+    """Add Gaussian noise to numbers of correct answers, as whole numbers from 0 to their total.
+
+    Another validation or test sample changes each by 1 at most.
+
+    Parameters
+    ----------
+    metrics : mapping
+        Those of a reply.
+    deviation : float
+        Standard deviation of the noise, in samples.
+    draw : callable
+        Draws standard normal numbers of a shape.
+
+    Returns
+    -------
+    tuple of dict and int
+        The metrics with noise, and how many of the numbers one sample is counted in.
+    """
+    names = [name for name in CORRECT if name in metrics]
+    noised = dict(metrics)
+    for name, noise in zip(names, deviation * draw((len(names),)), strict=True):
+        total = metrics[CORRECT[name][1]]
+        noised[name] = min(max(0, round(metrics[name] + float(noise))), total)
+    return noised, max(Counter(CORRECT[name][0] for name in names).values(), default=0)

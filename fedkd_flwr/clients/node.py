@@ -9,6 +9,7 @@ from typing import Any
 from fedkd_flwr.clients.policy import (
     ANY,
     DEFAULT_SPLIT,
+    NOISED,
     POLICY_KEYS,
     TRUSTING_POLICY,
     NodeConfigError,
@@ -94,9 +95,11 @@ class Node:
         A client that trusts the server has none, unless it has a budget.
         """
         policy, folder = self.policy, self.state_folder
-        if folder is None or not (policy.has_budget or not policy.trust_server):
+        if folder is None or (policy.trust_server and not policy.has_budget):
             return None
-        return PrivacyLedger(folder / LEDGER, policy.epsilon_budget, policy.privacy_delta)
+        return PrivacyLedger(
+            folder / LEDGER, policy.epsilon_budget, policy.privacy_delta, policy.count_budget
+        )
 
 
 def with_known_clients(
@@ -146,6 +149,11 @@ def read_node(node_config: Mapping[str, Any], run: RunConfig) -> Node:
     state_folder = _folder(str(folders.get("state-dir", "")))
     if policy.has_budget and not state_folder and run.method.record.family != "nothing":
         raise NodeConfigError("epsilon-budget needs state-dir, where the node keeps its ledger")
+    if policy.allow_counts == NOISED and (policy.trust_server or not state_folder):
+        raise NodeConfigError(
+            "allow-counts=noised needs state-dir, where the node keeps its ledger, and no "
+            "trust-server"
+        )
     return Node(
         partition_id=partition_id,
         data_path=str(node_config.get("data-path", "")),

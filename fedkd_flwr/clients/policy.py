@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,9 @@ ALL = "all"
 
 ANY = "any"
 """Word of ``client-split`` that allows every split."""
+
+NOISED = "noised"
+"""Word of ``allow-counts`` with which numbers of correct answers leave with noise."""
 
 DEFAULT_SPLIT = "70/10/20"
 """The ``client-split`` of a node's own data, unless its operator sets another."""
@@ -90,9 +93,15 @@ class NodePolicy(SettingsGroup):
         List of the run configs that the operator has approved, as ``fedkd runs approve`` writes it.
         Other runs may name no code, and each setting has to lie in its range on nodes
         (`strategies.core.settings_groups.OnNodes`).
-    allow_counts : bool
-        Whether the node reports its numbers of correct answers and mean losses. They carry no
-        noise, and stand in the operator's log either way.
+    allow_counts : bool or "noised"
+        Whether the node reports its numbers of correct answers and mean losses. They stand in the
+        operator's log either way. ``noised`` sends numbers of correct answers with noise, of
+        samples without, and no losses.
+    count_noise : float
+        Standard deviation of that noise, in samples.
+    count_budget : float
+        Largest epsilon of all noised counts together, for each validation or test sample, at
+        `privacy_delta`.
     allow_training_metrics : bool
         Whether the node reports what it measures in training, such as the mean loss on training
         samples. Whoever starts runs can choose settings with which it depends on a single sample.
@@ -122,7 +131,9 @@ class NodePolicy(SettingsGroup):
         "nothing",
     )
     approved_runs: str = str(APPROVED_RUNS)
-    allow_counts: bool = False
+    allow_counts: bool | Literal["noised"] = False
+    count_noise: float = Field(default=5.0, ge=0.5)
+    count_budget: float = Field(default=10.0, ge=0, allow_inf_nan=True)
     allow_training_metrics: bool = False
     public_root: str = ""
     min_noise: float = Field(default=0.0, ge=0)
@@ -188,7 +199,7 @@ class NodePolicy(SettingsGroup):
                 raise PolicyError("the method of the run is not in allow-methods of this node")
             for key, allowed in [*run.outside(self.flat()), *settings.outside(self.flat())]:
                 raise PolicyError(f"{key} has to be {allowed}, unless this node approves the run")
-        if Need.COUNTS in run.method.record.needs and not self.allow_counts:
+        if Need.COUNTS in run.method.record.needs and not self.tells_counts:
             raise PolicyError("the method needs counts; this node would need allow-counts=true")
         self._check_noise(run, settings)
 
@@ -286,17 +297,22 @@ class NodePolicy(SettingsGroup):
         return math.isfinite(self.epsilon_budget)
 
     @property
+    def tells_counts(self) -> bool:
+        """Whether the server may know results as they are."""
+        return self.allow_counts is True
+
+    @property
     def hides_divergence(self) -> bool:
         """Whether the server must not learn that a training diverged.
 
         That depends on single samples, and carries no noise.
         """
-        return not self.trust_server and (self.has_budget or not self.allow_counts)
+        return not self.trust_server and (self.has_budget or not self.tells_counts)
 
     @property
     def tells_answers(self) -> bool:
         """Whether the server may know which test images the node's model gets right."""
-        return self.trust_server and self.allow_counts
+        return self.trust_server and self.tells_counts
 
     def described(self) -> str:
         """Return the policy in one line, as ``fedkd doctor`` shows it."""

@@ -1,8 +1,8 @@
 """A node's ledger of its releases with noise, over all runs, since what they reveal adds up.
 
-Releases of predictions with noise protect the client as a whole, trainings by DP-SGD each sample;
-they are counted apart. A line of JSON is on the disk before the release leaves the node, or the
-training begins, so that a crash misses none.
+Releases of predictions with noise protect the client as a whole, trainings by DP-SGD each training
+sample, counts with noise each validation or test sample; they are counted apart. A line of JSON is
+on the disk before the release leaves the node, or the training begins, so that a crash misses none.
 """
 
 import json
@@ -29,6 +29,10 @@ PURE = "epsilon"
 OF_STEPS = RATE, NOISE, STEPS = "sampling-rate", "noise-multiplier", "steps"
 """Entries about a training by DP-SGD. A release of predictions has `NOISE` alone."""
 
+COUNT_NOISE = "count-noise"
+"""Entry about numbers of correct answers: the deviation of their noise, in samples, over the root
+of how many of them a sample is counted in."""
+
 LEDGER = "privacy-ledger.jsonl"  # name of the file, in the folder of the node's memory
 
 
@@ -41,12 +45,13 @@ class PrivacyLedger:
     """The releases of a node, in a file that is made with the first one.
 
     `budget` is the largest epsilon of all releases together, and for each sample of all trainings
-    together; it is counted at `delta`.
+    together; it is counted at `delta`. `count_budget` is that of counts.
     """
 
     file: Path
     budget: float = math.inf
     delta: float = 1e-5
+    count_budget: float = math.inf
 
     @property
     def epsilon(self) -> float:
@@ -58,6 +63,11 @@ class PrivacyLedger:
         """What all trainings by DP-SGD together have spent, for each sample."""
         return epsilon_of_trainings(self.lines(), self.delta)
 
+    @property
+    def epsilon_of_counts(self) -> float:
+        """What all counts with noise together have spent, for each validation or test sample."""
+        return epsilon_of_counts(self.lines(), self.delta)
+
     def lines(self) -> list[dict[str, float]]:
         """Return the numbers of each release and training by their names."""
         if not self.file.exists():
@@ -68,8 +78,8 @@ class PrivacyLedger:
     def record(self, entry: Mapping[str, float], run_id: str, server_round: int) -> None:
         """Record a release before it leaves the node, or a training before it begins.
 
-        The entry has `NOISE` of predictions, `PURE` of labels, or `OF_STEPS`. One that exceeds the
-        budget is refused.
+        The entry has `NOISE` of predictions, `PURE` of labels, `OF_STEPS` or `COUNT_NOISE`. One
+        that exceeds its budget is refused.
         """
         with self._locked() as file:
             self._check(self._read(file), entry)
@@ -81,13 +91,16 @@ class PrivacyLedger:
 
     def _check(self, lines: Sequence[Mapping[str, float]], entry: Mapping[str, float]) -> None:
         """Refuse an entry that exceeds the budget together with earlier ones."""
-        if not math.isfinite(self.budget):
-            return
         spent = epsilon_of_trainings if STEPS in entry else epsilon_of_releases
+        budget, key = self.budget, "epsilon-budget"
+        if COUNT_NOISE in entry:
+            spent, budget, key = epsilon_of_counts, self.count_budget, "count-budget"
+        if not math.isfinite(budget):
+            return
         before, after = spent(lines, self.delta), spent([*lines, entry], self.delta)
         # What is no number is refused too, and so is less than before, by rounding in accounting.
-        if not before <= after <= self.budget:
-            raise PolicyError("the epsilon-budget of this node is spent")
+        if not before <= after <= budget:
+            raise PolicyError(f"the {key} of this node is spent")
 
     def _append(
         self, file: IO[bytes], run_id: str, server_round: int, entry: Mapping[str, float]
@@ -127,7 +140,8 @@ class PrivacyLedger:
 
 
 def _read_line(line: dict[str, float]) -> dict[str, float]:
-    due = [PURE] if PURE in line else [NOISE] if STEPS not in line else OF_STEPS
+    kinds = {PURE: [PURE], COUNT_NOISE: [COUNT_NOISE], STEPS: OF_STEPS}
+    due = next((names for name, names in kinds.items() if name in line), [NOISE])
     return {name: float(line[name]) for name in due}
 
 
@@ -144,3 +158,8 @@ def epsilon_of_trainings(lines: Sequence[Mapping[str, float]], delta: float) -> 
         if STEPS in line:
             spent = added(spent, line[RATE], line[NOISE], int(line[STEPS]))
     return epsilon_spent(spent, delta)
+
+
+def epsilon_of_counts(lines: Sequence[Mapping[str, float]], delta: float) -> float:
+    """Return what counts with noise have spent at `delta`."""
+    return epsilon_of(Counter(line[COUNT_NOISE] for line in lines if COUNT_NOISE in line), delta)

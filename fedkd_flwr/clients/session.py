@@ -1,8 +1,9 @@
 """One message of one client, from its arrival to the reply."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from logging import INFO, WARNING
 from pathlib import Path
@@ -20,9 +21,11 @@ from fedkd_flwr.clients.evaluating import (
     MethodClient,
     exported_model,
 )
-from fedkd_flwr.clients.gate import leaving
+from fedkd_flwr.clients.gate import leaving, with_noise
 from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
 from fedkd_flwr.clients.participation import Participation
+from fedkd_flwr.clients.policy import NOISED
+from fedkd_flwr.clients.privacy_ledger import COUNT_NOISE
 from fedkd_flwr.clients.remembered import Remembered
 from fedkd_flwr.clients.safeguard import Safeguard
 from fedkd_flwr.data.clients import (
@@ -125,11 +128,22 @@ class Session:
     def _leaving(self, reply: TrainReply) -> TrainReply:
         """Return what leaves the client; arrays and metrics leave it nowhere else."""
         left = leaving(reply, self.part, self.data.classes)
-        withheld = {k: v for k, v in reply.metrics.items() if k not in left.metrics}
+        if self.policy.allow_counts == NOISED:
+            left = self._with_noised_counts(left)
+        withheld = {k: v for k, v in reply.metrics.items() if left.metrics.get(k) != v}
         if withheld and not self.policy.trust_server:
             told = ", ".join(f"{name} {value:g}" for name, value in withheld.items())
             log(INFO, "Client %d, for its operator alone: %s", self.partition_id, told)
         return left
+
+    def _with_noised_counts(self, reply: TrainReply) -> TrainReply:
+        """Return a reply whose numbers of correct answers have noise, which the ledger counts."""
+        deviation, request = self.policy.count_noise, self.request
+        metrics, counts = with_noise(reply.metrics, deviation)
+        if counts and (ledger := self.node.ledger):
+            entry = {COUNT_NOISE: deviation / math.sqrt(counts)}
+            ledger.record(entry, request.run_id, request.server_round)
+        return replace(reply, metrics=metrics)
 
     def _trained(self, request: Request) -> tuple[TrainReply, dict[str, float]]:
         """Recall and train; return the method's reply, and counts of the trained model."""

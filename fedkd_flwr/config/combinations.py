@@ -24,7 +24,7 @@ def check_combinations(run: RunConfig, settings: Settings) -> None:
         run.models.check()
         plan.safeguard.check(run.dp_sgd.noise_multiplier)
         # The search space refuses settings that it cannot have, for any method.
-        edges = run.models.search_space.settings.edges
+        edges = run.models.search_space.edges
         if isinstance(settings, SpiderSettings) and DARTS in run.models.models:
             of_new_clients = plan.new_client_rounds if plan.new_clients else 0
             settings.check_rounds(edges, plan.num_server_rounds, of_new_clients)

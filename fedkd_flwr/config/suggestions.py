@@ -127,6 +127,9 @@ OLD_KEYS: Mapping[str, OldKey] = {
     ),
     "keep-rounds": OldKey(instead="leave it out; a run keeps its last two checkpoints"),
     "other-versions": OldKey(new="accept-changes"),
+    "genotype": OldKey(
+        instead="leave it out; darts-fixed has the cells that DARTS published", neutral=""
+    ),
 }
 """Keys of earlier versions by their names."""
 

@@ -149,12 +149,7 @@ def _kebab_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower().replace("_", "-").strip("-")
 
 
-def register(
-    name: str,
-    strategy: type[PersonalizedStrategy],
-    client: type[Any],
-    settings: type[Settings] | None = None,
-) -> Method:
+def register(name: str, strategy: type[PersonalizedStrategy], client: type[Any]) -> Method:
     """Register a custom method under a name in this process.
 
     Assign the result to a variable of a module to use it in every engine, as
@@ -166,8 +161,6 @@ def register(
         Lowercase letters, digits and dashes; not in `METHODS`. A second call replaces the first.
     strategy, client : type
         The classes for the server and the clients.
-    settings : type, optional
-        Settings with their own table; by default those of the strategy.
 
     Raises
     ------
@@ -190,24 +183,15 @@ def register(
         )
     _require_subclass(name, "strategy", strategy, PersonalizedStrategy)
     _require_subclass(name, "client", client, PersonalClient)
-    if settings is not None:
+    settings = strategy.record.settings_type
+    if settings.model_fields:
         _require_own_table(name, settings)
-        strategy = type(
-            strategy.__name__,
-            (strategy,),
-            {"record": strategy.record.derived(settings_type=settings)},
-        )
-    elif strategy.record.settings_type.table:
-        _require_own_table(name, strategy.record.settings_type)
-    method = Method(_place_of(strategy), _place_of(client))
+    places = [f"{kind.__module__}:{kind.__qualname__}" for kind in (strategy, client)]
+    method = Method(*places)
     # Classes defined in a notebook cannot be imported by name.
     vars(method).update(strategy=strategy, client=client)
     REGISTERED[name] = method
     return method
-
-
-def _place_of(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _require_subclass(name: str, role: str, given: object, base: type) -> None:
@@ -219,7 +203,6 @@ def _require_subclass(name: str, role: str, given: object, base: type) -> None:
 
 def _require_own_table(name: str, settings: type[Settings]) -> None:
     """Refuse settings without a table, or with the table of unrelated settings."""
-    _require_subclass(name, "settings", settings, Settings)
     if not NAME.fullmatch(settings.table):
         raise CustomObjectError(
             f"{name}: {settings.__name__} needs a table, such as table = {name!r}"

@@ -91,15 +91,6 @@ def make_room(folder: Path, most_bytes: int = MOST_BYTES) -> None:
             path.unlink(missing_ok=True)
 
 
-def remove_all(folder: Path) -> tuple[int, int]:
-    """Remove all decoded images, as no name tells whose they are; return count and bytes."""
-    sizes = []
-    for path in folder.glob(f"*{ENDING}"):
-        sizes.append(path.stat().st_size)
-        path.unlink()
-    return len(sizes), sum(sizes)
-
-
 def _checksum(array: Tensor) -> str:
     """Return a checksum of type, shape and content: a quarter of a second for a gigabyte."""
     described = zlib.crc32(f"{array.dtype} {tuple(array.shape)}".encode())

@@ -19,6 +19,7 @@ from fedkd_flwr.clients.estimators import EstimatorClient
 from fedkd_flwr.clients.node import check_keys, with_known_clients
 from fedkd_flwr.clients.policy import (
     DEFAULT_SPLIT,
+    NOISED,
     NodeConfigError,
     PolicyError,
     has_noise,
@@ -103,6 +104,15 @@ def _check_config(node_config: Mapping[str, Any], run_config: Mapping[str, Any])
 
 
 def _check_privacy(client: PersonalClient) -> str:
+    told, policy, ledger = _of_releases(client), client.session.policy, client.session.node.ledger
+    if policy.allow_counts != NOISED or ledger is None:
+        return told
+    return (
+        f"{told}; counts: epsilon {ledger.epsilon_of_counts:.2f} of {policy.count_budget:g} spent"
+    )
+
+
+def _of_releases(client: PersonalClient) -> str:
     policy, ledger = client.session.policy, client.session.node.ledger
     if client.session.run.method.record.family == "nothing":
         return "the method exchanges nothing"

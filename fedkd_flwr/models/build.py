@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_callable, is_custom, told
 from fedkd_flwr.data.registry import Shape
-from fedkd_flwr.models.darts.genotype import SearchSpace
+from fedkd_flwr.models.genotype import STANDARD, SupernetSettings
 from fedkd_flwr.models.layers import mark_head
 from fedkd_flwr.models.registry import ANY_SHAPE, DARTS_MODELS, MODELS, SMALLEST_SIDES, model_name
 
 
 def build_model(
-    name: str, shape: Shape, classes: int, search_space: SearchSpace | None = None
+    name: str, shape: Shape, classes: int, search_space: SupernetSettings | None = None
 ) -> nn.Module:
     """Build a model with new weights, drawn from PyTorch's global generator.
 
@@ -28,7 +28,7 @@ def build_model(
         Channels, height and width of an image. Custom models may take samples of any shape.
     classes : int
         Number of classes, at least 2.
-    search_space : SearchSpace, optional
+    search_space : SupernetSettings, optional
         Size of ``darts`` and ``darts-fixed``. The default is the paper's.
 
     Returns
@@ -68,7 +68,7 @@ def build_model(
             f"model {name!r} needs images of at least {smallest}x{smallest} pixels, "
             f"got {shape[1]}x{shape[2]}"
         )
-    further = (search_space or SearchSpace(),) if name in DARTS_MODELS else ()
+    further = (search_space or STANDARD,) if name in DARTS_MODELS else ()
     model: nn.Module = resolve_name(MODELS[name])(shape, classes, *further)
     return model
 
@@ -79,7 +79,7 @@ def num_parameters(model: nn.Module) -> int:
 
 
 def build_fitting(
-    name: str, shape: Shape, classes: int, search_space: SearchSpace | None = None
+    name: str, shape: Shape, classes: int, search_space: SupernetSettings | None = None
 ) -> nn.Module:
     """Build a model that takes samples of a shape; refuse others, with the models that do."""
     if is_custom(name):
@@ -88,7 +88,7 @@ def build_fitting(
         return _tried(name, shape, classes, search_space)
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        fitting = ", ".join(fitting_models(shape, classes, search_space))
+        fitting = ", ".join(one for one in MODELS if _fits(one, shape, classes, search_space))
         if not fitting:
             raise ValueError(f"model {name} cannot be built: {reason}") from None
         listed = ", ".join(map(str, shape))
@@ -98,20 +98,13 @@ def build_fitting(
         ) from None
 
 
-def fitting_models(
-    shape: Shape, classes: int, search_space: SearchSpace | None = None
-) -> list[str]:
-    """Return the names of the built-in models that take samples of a shape."""
-    return [name for name in MODELS if _fits(name, shape, classes, search_space)]
-
-
 def returns_probabilities(model: nn.Module, shape: Shape) -> bool:
     """Return whether a model's rows are not negative and sum to one, as those of a softmax."""
     rows = _one_answer(model, shape)
     return bool((rows >= 0).all() and torch.allclose(rows.sum(dim=1), torch.ones(1), atol=1e-4))
 
 
-def _fits(name: str, shape: Shape, classes: int, search_space: SearchSpace | None) -> bool:
+def _fits(name: str, shape: Shape, classes: int, search_space: SupernetSettings | None) -> bool:
     try:
         _tried(name, shape, classes, search_space)
     except (ValueError, RuntimeError):
@@ -119,7 +112,9 @@ def _fits(name: str, shape: Shape, classes: int, search_space: SearchSpace | Non
     return True
 
 
-def _tried(name: str, shape: Shape, classes: int, search_space: SearchSpace | None) -> nn.Module:
+def _tried(
+    name: str, shape: Shape, classes: int, search_space: SupernetSettings | None
+) -> nn.Module:
     model = build_model(name, shape, classes, search_space)
     _one_answer(model, shape)
     return model

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.darts.genotype import SearchSpace
+from fedkd_flwr.models.genotype import SupernetSettings
 from fedkd_flwr.models.layers import head_of, mark_head
 from fedkd_flwr.models.settings import ModelSettings
 
@@ -79,7 +79,7 @@ def narrowest_width(models: ModelSettings, shared: str, shape: Shape, classes: i
 
 @cache
 def own_widths(
-    names: tuple[str, ...], shape: Shape, classes: int, search_space: SearchSpace
+    names: tuple[str, ...], shape: Shape, classes: int, search_space: SupernetSettings
 ) -> frozenset[int]:
     """Return the numbers of features of some architectures, without a projection."""
     with torch.random.fork_rng(devices=[]):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.models.build import build_model
-from fedkd_flwr.models.darts.genotype import SearchSpace
 from fedkd_flwr.models.features import fold_into, with_common_width
+from fedkd_flwr.models.genotype import SupernetSettings
 from fedkd_flwr.models.torch_internals import unsent_buffers
 
 FREE_MODELS = 64  # largest number of free models of one architecture that a process keeps
@@ -26,7 +26,7 @@ class Architecture:
     name: str
     shape: Shape
     classes: int
-    search_space: SearchSpace
+    search_space: SupernetSettings
     device: str
     feature_width: int = 0
 

@@ -1,19 +1,11 @@
 """Settings of a run's models."""
 
 import tomllib
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fedkd_flwr.models.darts.genotype import (
-    PUBLISHED_GENOTYPE,
-    SMALL,
-    STANDARD,
-    Genotype,
-    SearchSpace,
-    SupernetSettings,
-)
+from fedkd_flwr.models.genotype import SMALL, STANDARD, SupernetSettings
 from fedkd_flwr.models.registry import ALLOWED, ASSIGNMENTS, DARTS, model_name
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
@@ -25,6 +17,7 @@ from strategies.core.settings_groups import (
 )
 
 DIGITS = "digits"  # the bundled data set, on which `SMALL` supernets are the default
+SIZES = ("channels", "cells", "nodes", "stem_stride")  # of a supernet, settings ``supernet_*``
 
 
 class EstimatorSettings(SettingsGroup):
@@ -101,8 +94,6 @@ class ModelSettings(SettingsGroup):
     supernet_operations: Annotated[Words, ANY_ON_NODES] = ()
     """Candidate operations of ``darts``, separated by commas; empty for all eight, or on ``digits``
     for ``none,max_pool_3x3,skip_connect,sep_conv_3x3``."""
-    genotype: Annotated[str, DEFAULT_ON_NODES] = ""
-    """JSON of the cells of ``darts-fixed``; empty for the cells that DARTS published."""
     feature_width: Annotated[int, OnNodes(0, 4096)] = Field(default=0, ge=0)
     """Features that enter the head of every model, whatever the method. A model with another number
     gets a linear layer before its head. 0 for the models' own numbers."""
@@ -139,27 +130,16 @@ class ModelSettings(SettingsGroup):
     def resolved(self, dataset: str) -> "ModelSettings":
         """Return the settings with the supernet's size filled in: `SMALL` on ``digits``."""
         is_small = dataset == DIGITS and DARTS in self.models
-        default = SMALL if is_small else STANDARD
-        sizes = {
-            "supernet_channels": self.supernet_channels or default.channels,
-            "supernet_cells": self.supernet_cells or default.cells,
-            "supernet_nodes": self.supernet_nodes or default.nodes,
-            "supernet_stem_stride": self.supernet_stem_stride or default.stem_stride,
-        }
+        sizes = self._supernet(SMALL if is_small else STANDARD, *SIZES)
         if is_small and not self.supernet_operations:
-            return self.model_copy(update={**sizes, "supernet_operations": SMALL.operations})
-        return self.model_copy(update=sizes)
+            sizes["operations"] = SMALL.operations
+        return self.model_copy(update={f"supernet_{name}": size for name, size in sizes.items()})
 
     @property
-    @lru_cache  # noqa: B019 - a run has one of these settings
-    def search_space(self) -> SearchSpace:
-        """Size of the models ``darts`` and ``darts-fixed``; the standard one where it is open."""
-        settings = SupernetSettings(
-            channels=self.supernet_channels or STANDARD.channels,
-            cells=self.supernet_cells or STANDARD.cells,
-            nodes=self.supernet_nodes or STANDARD.nodes,
-            operations=self.supernet_operations or STANDARD.operations,
-            stem_stride=self.supernet_stem_stride or STANDARD.stem_stride,
-        )
-        genotype = Genotype.from_text(self.genotype) if self.genotype else PUBLISHED_GENOTYPE
-        return SearchSpace(settings, genotype)
+    def search_space(self) -> SupernetSettings:
+        """The supernet of ``darts``, and size of ``darts-fixed``; `STANDARD` where it is open."""
+        return SupernetSettings(**self._supernet(STANDARD, *SIZES, "operations"))
+
+    def _supernet(self, default: SupernetSettings, *names: str) -> dict[str, Any]:
+        """Return some fields of a supernet: those of `default` where the settings are open."""
+        return {name: getattr(self, f"supernet_{name}") or getattr(default, name) for name in names}

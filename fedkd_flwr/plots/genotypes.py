@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from fedkd_flwr.analysis.genotypes import client_genotypes
-from fedkd_flwr.models.darts.genotype import CELL_INPUTS, Genotype, Node
+from fedkd_flwr.analysis.client_models import client_genotypes
+from fedkd_flwr.models.genotype import CELL_INPUTS, Genotype, Node
 from fedkd_flwr.plots.axes import write_figures
 from fedkd_flwr.runs import Run
 

@@ -12,6 +12,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedkd_flwr.analysis.client_models import label_counts
 from fedkd_flwr.analysis.cross import Cross
 from fedkd_flwr.analysis.figures import (
     client_order,
@@ -21,7 +22,6 @@ from fedkd_flwr.analysis.figures import (
     run_title,
     sharing_matrices,
 )
-from fedkd_flwr.analysis.samples import label_counts
 from fedkd_flwr.plots.axes import ABSENT, FIGURE_WIDTH, client_ticks, new_figure, percent
 from fedkd_flwr.runs import Run
 

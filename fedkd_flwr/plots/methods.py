@@ -1,16 +1,19 @@
-"""Figures that compare methods: accuracy, gain over the reference, cost, and ranks."""
+"""Figures that compare methods: accuracy, gain over the reference, cost, and all of them."""
 
+import hashlib
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedkd_flwr.analysis.across import Across
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.figures import (
     COLORS,
@@ -18,12 +21,13 @@ from fedkd_flwr.analysis.figures import (
     comparison_title,
     gains_by_method,
     gains_with_cost,
-    gains_with_safeguard,
     line_styles,
     pareto_front,
     run_title,
+    sharing_matrices,
 )
-from fedkd_flwr.analysis.safeguard_criterion import share_losing
+from fedkd_flwr.config import ConfigError
+from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.plots.axes import (
     FIGURE_WIDTH,
     bytes_across,
@@ -31,11 +35,13 @@ from fedkd_flwr.plots.axes import (
     in_points,
     legend_below,
     new_figure,
+    write_figures,
 )
-from fedkd_flwr.runs import Run
+from fedkd_flwr.plots.heat_maps import plot_clusters, plot_partition, plot_sharing
+from fedkd_flwr.runs import DamagedRunError, Run
 
 GRAY = "#888888"
-"""Color of gains without the safeguard, and of methods off the Pareto front."""
+"""Color of methods off the Pareto front."""
 
 MANY_POINTS = 500
 """Points of a method from which on a vector graphic holds them as an image."""
@@ -122,43 +128,6 @@ def plot_gain_over_local(comparison: Comparison) -> Figure:
     return figure
 
 
-def plot_gain_with_safeguard(comparison: Comparison) -> Figure:
-    """Plot each client's gain over its private model, without and with the safeguard.
-
-    Raises `ValueError` if no run has a safeguard.
-    """
-    shown = gains_with_safeguard(comparison)
-    if not shown:
-        raise ValueError("No run of the comparison has a safeguard.")
-    figure, axes = new_figure("Gain in accuracy over the private model, in points", "")
-    for row, (_, style, own) in enumerate(shown):
-        for name, place, color in (
-            ("method_gain", row - 0.2, GRAY),
-            ("safeguarded_gain", row + 0.2, style["color"]),
-        ):
-            gain = own[name].to_numpy()
-            axes.scatter(
-                gain, place + 0.14 * own["jitter"], s=16, color=color, alpha=0.6, lw=0,
-                rasterized=len(gain) > MANY_POINTS,
-            )  # fmt: skip
-            axes.plot([gain.mean()] * 2, [place - 0.18, place + 0.18], color="black", lw=2)
-    _rows(
-        figure,
-        axes,
-        [
-            f"{label}\nlose over 5 points: {share_losing(own, 5, 'method'):.0%}\n"
-            f"alone, {share_losing(own, 5, 'safeguarded'):.1%} safeguarded"
-            for label, _, own in shown
-        ],
-    )
-    axes.set_title(
-        f"{comparison_title(comparison)}\nGray: the method alone; color: safeguarded.\n"
-        "One dot per client and seed; the bar is the mean",
-        fontsize="medium",
-    )
-    return figure
-
-
 def plot_gain_against_bytes(comparison: Comparison) -> Figure:
     """Plot each method's mean gain over the reference against the bytes of a run.
 
@@ -192,22 +161,6 @@ def plot_gain_against_bytes(comparison: Comparison) -> Figure:
     return figure
 
 
-def plot_ranks(across: Across) -> Figure:
-    """Plot mean ranks; a bar joins methods that the Nemenyi test does not show to differ.
-
-    Raises `ValueError` if there are fewer than three methods.
-    """
-    if across.pairs.empty:
-        raise ValueError("A critical-difference diagram needs at least three methods.")
-    import scikit_posthocs  # deferred: takes seconds to load
-
-    figure = Figure(figsize=(9, 1.5 + 0.3 * len(across.table)), layout="constrained")
-    axes = figure.subplots()
-    scikit_posthocs.critical_difference_diagram(across.table["rank"], across.pairs, ax=axes)
-    axes.set_title(f"Mean ranks over {across.units}, 1 is best", fontsize="medium")
-    return figure
-
-
 def _gains(comparison: Comparison) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
     """Return the gains by method, at least one."""
     shown = gains_by_method(comparison)
@@ -233,3 +186,60 @@ def _rows(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
     axes.axvline(0, color="black", lw=1, ls=":")
     in_points(axes.xaxis)
+
+
+LONGEST_STEM = 120
+"""Maximum number of characters of a label in a file name."""
+
+
+def save_figures(
+    comparison: Comparison, folder: str | Path, file_format: str = "png"
+) -> list[Path]:
+    """Write a comparison's figures into a folder, made if missing, and return the files.
+
+    The format is one of `fedkd_flwr.plots.axes.FORMATS`. Raises `ConfigError` if it is unknown, and
+    `RunDirectoryError` if the folder cannot be made or written.
+    """
+    named = ((file_stem(name), figure) for name, figure in figures_of(comparison))
+    return write_figures(named, folder, file_format)
+
+
+def file_stem(label: str) -> str:
+    """Return a label as a file name: ``kt-pfl (rho=0.1)`` → ``kt-pfl-rho-0.1``.
+
+    A label that is too long is shortened and ends in a hash.
+    """
+    stem = re.sub(r"[^\w.-]+", "-", label).strip("-")
+    if len(stem) <= LONGEST_STEM:
+        return stem
+    return f"{stem[:LONGEST_STEM]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+
+
+def figures_of(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
+    """Yield the figures of a comparison by name, such as ``accuracy over rounds``.
+
+    Matrices, clusters and the partition are drawn for the first seed of each method. The partition
+    is skipped if this machine does not have the data.
+    """
+    # Names of methods, settings and data sets are no formulas.
+    with mpl.rc_context({"text.parse_math": False}):
+        yield from _of_methods(comparison)
+        for label, (run, *_) in comparison.groups.items():
+            for matrix in sharing_matrices(run):
+                yield f"{label} {matrix}", plot_sharing(run, name=matrix)
+            if "clusters" in run.matrices:
+                yield f"{label} clusters", plot_clusters(run)
+        try:
+            yield "partition", plot_partition(next(iter(comparison.groups.values()))[0])
+        except (ConfigError, DataError, DamagedRunError):
+            return
+
+
+def _of_methods(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
+    if comparison.clients["gain"].notna().any():
+        yield f"mean gain over {comparison.against}", plot_mean_gain(comparison)
+        yield f"gain over {comparison.against}", plot_gain_over_local(comparison)
+    if comparison.clients["accuracy"].notna().any():
+        yield "accuracy over rounds", plot_accuracy_over_rounds(comparison)
+    if not gains_with_cost(comparison).empty:
+        yield "gain against bytes", plot_gain_against_bytes(comparison)

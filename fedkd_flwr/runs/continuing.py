@@ -151,26 +151,6 @@ def require_same_clients(changes: Changes) -> None:
         )
 
 
-def _require_growth(wanted: Configuration, before: int) -> None:
-    run, now = wanted.run, wanted.run.plan.num_server_rounds
-    if now < before:
-        raise ConfigError(
-            f"{ROUNDS} = {now} is less than the {before} rounds of the run; it can only grow."
-        )
-    if now == before:
-        return
-    new_run = f"so {now} rounds need a new run."
-    schedule = run.training.learning_rate_schedule
-    if schedule != "constant":
-        raise ConfigError(
-            f"learning-rate-schedule = {schedule} depends on the planned rounds, {new_run}"
-        )
-    if setting := run.method.strategy.spanning_setting(run.plan, wanted.settings):
-        raise ConfigError(
-            f"With {setting}, the results of {run.strategy} depend on the planned rounds, {new_run}"
-        )
-
-
 def checkpoint_to_continue_from(run: Run, state_dir: str) -> tuple[Checkpoint, str]:
     """Return the newest checkpoint that other files support, and why no newer one.
 

@@ -58,7 +58,6 @@ def read_sweep(
     settings = dict(settings or {})
     base, grids = _read_tables(path)
     varied = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
-    _log_overrides(path, varied, settings)
     custom: set[str] = set()
     for run in varied:
         with _named(path, run):
@@ -165,26 +164,6 @@ def run_labels(configurations: Mapping[str, Configuration]) -> dict[str, str]:
     return {name: " ".join([str(settings[name]["strategy"]), *own]) for name, own in shown.items()}
 
 
-def grid_values(path: str | Path) -> dict[str, list[Scalar]]:
-    """Return the settings for which every run of a sweep has a value in its grids."""
-    _, grids = _read_tables(sweep_file(path))
-    varied = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
-    return {
-        name: _distinct(run[name] for run in varied)
-        for name in varied[0]
-        if all(name in run for run in varied)
-    }
-
-
-def _distinct(values: Iterable[Any]) -> list[Any]:
-    """Return values in their order, each once; they may be lists."""
-    found: list[Any] = []
-    for value in values:
-        if value not in found:
-            found.append(value)
-    return found
-
-
 def sweep_file(name: str | Path) -> Path:
     """Return the file of a sweep, which may be named by what it is called in the project."""
     file = find_sweep(name)
@@ -247,13 +226,19 @@ def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
         raise ConfigError(f"{path}, the run with {chosen}: {error}") from None
 
 
-def _log_overrides(
-    path: Path, runs: Iterable[Mapping[str, Any]], settings: Mapping[str, Scalar]
-) -> None:
-    varied = {name for run in runs for name in run}
-    for name in sorted(varied & settings.keys()):
-        told = "%s = %s holds for every run and replaces the values in the sweep %s"
-        log(WARNING, told, name, settings[name], path)
+def refuse_replaced_values(path: str | Path, settings: Mapping[str, Scalar]) -> None:
+    """Refuse settings of all runs that the grid varies: they would leave nothing to compare."""
+    _, grids = _read_tables(sweep_file(path))
+    runs = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
+    for name, value in settings.items():
+        values = list(dict.fromkeys(str(run[name]) for run in runs if name in run))
+        if values:
+            choice = value if str(value) in values else values[0]
+            raise ConfigError(
+                f"The sweep {path} lists its own values of {name}: {', '.join(values)}. Instead of "
+                f"-c {name}={value}, type --only {name}={choice} to do some of its runs, or edit "
+                "[grid] in the file."
+            )
 
 
 def _require_same_place(path: Path, one: Configuration, other: Configuration) -> None:

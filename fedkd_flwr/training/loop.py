@@ -363,14 +363,10 @@ def seeded(device: str, seed: int, purpose: str, *indices: int) -> Iterator[None
     """
     generators = generators_of(device)
     number = int(random_generator(seed, purpose, *indices).integers(2**62))
-    before = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(number)
-    try:
+    with torch.random.fork_rng([torch.device(device).index or 0] if generators[1:] else []):
+        for generator in generators:
+            generator.manual_seed(number)
         yield
-    finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
 
 
 def keep_best_epoch(

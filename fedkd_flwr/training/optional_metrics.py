@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strategies.core.optional_metrics import (
-    AREA,
+from strategies.core.metrics import (
     AUC,
     BALANCED_ACCURACY,
     CALIBRATION,
@@ -27,17 +26,12 @@ ClassFilter = Callable[[NDArray[Any]], NDArray[np.bool_]]
 """Maps counts by class, (K,), to the classes that may be reported, (K,)."""
 
 
-def every_class(counts: NDArray[Any]) -> NDArray[np.bool_]:
-    """Report every class that occurs."""
-    return np.asarray(counts > 0)
-
-
 def measured(
     logits: Tensor,
     labels: Tensor,
     held: Tensor,
     measures: Collection[str],
-    reported: ClassFilter = every_class,
+    reported: ClassFilter,
 ) -> dict[str, float]:
     """Return the values of some measures that the labels define, by metric name.
 
@@ -50,7 +44,7 @@ def measured(
         numbers[CALIBRATION_ERROR] = calibration_error(torch.softmax(logits, dim=1), labels)
     if AUC in measures and is_finite:
         area = area_under_curves(torch.softmax(logits, dim=1), labels)
-        numbers |= {} if area is None else {AREA: area}
+        numbers |= {} if area is None else {AUC: area}
     if F1 in measures:
         numbers[F1] = macro_f1(logits.argmax(dim=1), labels)
     if BALANCED_ACCURACY in measures:
@@ -103,7 +97,7 @@ def balanced_accuracy(predictions: Tensor, labels: Tensor) -> float:
 
 
 def counts_by_class(
-    logits: Tensor, labels: Tensor, held: Tensor, reported: ClassFilter = every_class
+    logits: Tensor, labels: Tensor, held: Tensor, reported: ClassFilter
 ) -> dict[str, float]:
     """Return correct predictions and samples of each reported class, and of those held."""
     is_right = logits.argmax(dim=1) == labels

@@ -1,5 +1,6 @@
 """Tune several methods with equal budgets: a table, a sweep file, figures."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,14 @@ from fedkd_flwr.engines import with_absolute_folders
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.runs import Run, RunDirectoryError, absolute, require_writable
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
-from fedkd_flwr.tuning.space import search_space
-from fedkd_flwr.tuning.study import BASELINE, MethodSearch, best_trial, steps_of_local, steps_taken
+from fedkd_flwr.tuning.study import (
+    BASELINE,
+    MethodSearch,
+    best_trial,
+    search_space,
+    steps_of_local,
+    steps_taken,
+)
 
 SWEEP_FILE = "chosen.toml"  # sweep of the chosen settings, in the folder of a tuning
 PATHS = (*DATA, "data-root", "models-dir", "state-dir")  # settings that may hold a path
@@ -199,26 +206,24 @@ def _interval(accuracy: float, runs: Sequence[Run]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+EDGE = 0.1  # a value in the first or last tenth of a range lies at its edge
+
+
 def _notes(search: MethodSearch, best: FrozenTrial) -> list[str]:
-    study = search.study()
-    space = search.space(study)
-    trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    trials = [t for t in search.study().get_trials(deepcopy=False) if t.state.is_finished()]
     complete = sum(trial.state is TrialState.COMPLETE for trial in trials)
     notes = [
         f"One of {len(trials)} trials had all rounds: earlier rounds alone chose it. Give the "
         "search a larger budget."
     ] * (complete == 1 < len(trials))
-    notes += [
-        f"{key} was searched from {new.low:g} to {new.high:g}: its best value lay at the edge of "
-        "the declared range."
-        for key, new in search.widened(study).items()
-    ]
-    notes += [
-        f"{key} = {value:g} is still at the edge of {space[key].low:g} to {space[key].high:g}; set "
-        f"{key} by hand or give the search a larger budget."
-        for key, value in best.params.items()
-        if space[key].edge(value)
-    ]
+    for key, searched in search.space.items():
+        scaled = math.log if searched.log else float
+        low, value, high = map(scaled, (searched.low, best.params[key], searched.high))
+        if not EDGE < (value - low) / (high - low) < 1 - EDGE:
+            notes.append(
+                f"{key} = {best.params[key]:.3g} is at the edge of the range that was searched, "
+                f"{searched.low:g} to {searched.high:g}."
+            )
     return notes
 
 

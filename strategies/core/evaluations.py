@@ -13,31 +13,28 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from strategies.core.client_info import ClientInfo
 from strategies.core.exchange import Exchange
 from strategies.core.masks import ANSWERS, as_text, check_answers
 from strategies.core.metrics import (
     FINE_TUNING_STEPS,
     IN_TRAINING,
+    MEANS,
     MODELS,
     SPLITS,
     Counts,
     EvaluatedModel,
+    check_class_counts,
     check_counts,
     column_prefix,
     counts_in,
     fine_tuning_steps,
+    measured_metrics,
     metric_name,
     metrics_of,
-)
-from strategies.core.optional_metrics import (
-    MEANS,
-    check_class_counts,
-    measured_metrics,
     totals_of_classes,
 )
 from strategies.core.plan import PlanSettings, RunPlan
-from strategies.core.replies import InvalidReplyError, Metric, Reply
+from strategies.core.replies import ClientInfo, InvalidReplyError, Metric, Reply
 from strategies.core.safeguard import GUARDED, SAFEGUARD_METRICS, check_safeguarded
 
 Row = dict[str, Any]  # a row of one of the run's tables

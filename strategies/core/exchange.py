@@ -6,16 +6,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from logging import WARNING
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from strategies.core.client_info import ClientInfo
+from strategies.core import flower
 from strategies.core.flower import log
 from strategies.core.plan import RunPlan
 from strategies.core.probabilities import NotOnSimplexError
 from strategies.core.randomness import random_generator
 from strategies.core.replies import (
     Arrays,
+    ClientInfo,
     Encodings,
     ExpectedArray,
     InvalidReplyError,
@@ -29,21 +31,18 @@ from strategies.core.replies import (
 )
 
 MOST_DIMENSIONS = 64  # NumPy's limit for the dimensions of an array
+COUNTED = ("numbers_up", "numbers_down", "bytes_up", "bytes_down")  # columns of a client
 
 
 @dataclass
 class Traffic:
-    """Numbers and bytes that crossed the network in a round, in all and by client.
+    """Numbers and bytes that crossed the network in a round, by client.
 
     Evaluation messages are not counted, since a deployment chooses when to evaluate. They are
     counted for new clients, which may receive nothing else. `numbers_down_broadcast` counts arrays
     for several clients once.
     """
 
-    numbers_up: int = 0
-    bytes_up: int = 0
-    numbers_down: int = 0
-    bytes_down: int = 0
     numbers_down_broadcast: int = 0
     by_client: dict[int, dict[str, int]] = field(default_factory=dict)
     # References to the arrays prevent their ids from being reused.
@@ -51,23 +50,14 @@ class Traffic:
 
     def count_down(self, partition_id: int, payload: Payload) -> None:
         """Count a message to one client."""
-        numbers, size = count_numbers(payload), count_bytes(payload)
-        self.numbers_down += numbers
-        self.bytes_down += size
-        for array in payload.values():
-            if id(array) not in self._broadcast:
-                self._broadcast[id(array)] = array
-                self.numbers_down_broadcast += math.prod(array.shape)
-        self._client(partition_id)["numbers_down"] += numbers
-        self._client(partition_id)["bytes_down"] += size
+        self._count(partition_id, "down", payload)
+        new = {name: array for name, array in payload.items() if id(array) not in self._broadcast}
+        self._broadcast |= {id(array): array for array in new.values()}
+        self.numbers_down_broadcast += count_numbers(new)
 
-    def count_up(self, partition_id: int, arrays: Payload) -> None:
+    def count_up(self, partition_id: int, payload: Payload) -> None:
         """Count a reply of one client, valid or not."""
-        numbers, size = count_numbers(arrays), count_bytes(arrays)
-        self.numbers_up += numbers
-        self.bytes_up += size
-        self._client(partition_id)["numbers_up"] += numbers
-        self._client(partition_id)["bytes_up"] += size
+        self._count(partition_id, "up", payload)
 
     def let_go(self) -> None:
         """Release all arrays; shared arrays are counted again from now on."""
@@ -75,17 +65,14 @@ class Traffic:
 
     def totals(self) -> dict[str, int]:
         """Return the columns of the round's row."""
-        return {
-            "numbers_up": self.numbers_up,
-            "numbers_down": self.numbers_down,
-            "numbers_down_broadcast": self.numbers_down_broadcast,
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-        }
+        rows = self.by_client.values()
+        totals = {name: sum(row[name] for row in rows) for name in COUNTED}
+        return {**totals, "numbers_down_broadcast": self.numbers_down_broadcast}
 
-    def _client(self, partition_id: int) -> dict[str, int]:
-        empty = {"numbers_up": 0, "numbers_down": 0, "bytes_up": 0, "bytes_down": 0}
-        return self.by_client.setdefault(partition_id, empty)
+    def _count(self, partition_id: int, way: str, payload: Payload) -> None:
+        counts = self.by_client.setdefault(partition_id, dict.fromkeys(COUNTED, 0))
+        counts[f"numbers_{way}"] += count_numbers(payload)
+        counts[f"bytes_{way}"] += sum(len(array.data) for array in payload.values())
 
 
 def count_numbers(payload: Payload) -> int:
@@ -99,11 +86,6 @@ def _numbers_in(array: Array) -> int:
     if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
         return 0
     return min(math.prod(shape), len(array.data))
-
-
-def count_bytes(payload: Payload) -> int:
-    """Return the size of a payload in bytes."""
-    return sum(len(array.data) for array in payload.values())
 
 
 DROPPED = "dropped"
@@ -140,31 +122,51 @@ class Stragglers:
     def __init__(self, plan: RunPlan, clients: Mapping[int, ClientInfo]) -> None:
         self._plan = plan
         self._clients = clients
-        self._held: dict[int, Message] = {}
+        self._held: dict[int, RecordDict] = {}
+
+    @property
+    def held(self) -> Arrays:
+        """Bytes of the replies that come in the next round by their delays, by partition-id."""
+        protos = {str(n): flower.recorddict_to_proto(held) for n, held in self._held.items()}
+        return {n: np.frombuffer(p.SerializeToString(), np.uint8) for n, p in protos.items()}
+
+    def hold(self, held: Arrays) -> None:
+        """Continue with the replies that `held` returned."""
+        read = flower.ProtoRecordDict.FromString
+        self._held = {
+            int(n): flower.recorddict_from_proto(read(kept.tobytes())) for n, kept in held.items()
+        }
 
     def without(self, partition_ids: Iterable[int]) -> list[int]:
         """Return some clients without those that are at work by their simulated delays."""
-        return [n for n in partition_ids if self._clients[n].node_id not in self._held]
+        return [n for n in partition_ids if n not in self._held]
 
     def divided(
         self, server_round: int, replies: Iterable[Message], grid: Grid | None
     ) -> tuple[list[Message], list[Message]]:
         """Return the replies of a round that are in time, and those of earlier ones that came."""
-        came, before = list(replies), list(self._held.values())
-        self._held = self._simulated(server_round, came) if self._plan.delay else {}
-        in_time = [message for message in came if message.metadata.src_node_id not in self._held]
+        came = list(replies)
+        before = [self._reply(n, held) for n, held in self._held.items() if n in self._clients]
+        slow = self._simulated(server_round, came) if self._plan.delay else {}
+        self._held = {n: message.content for n, message in slow.items()}
+        late_nodes = {message.metadata.src_node_id for message in slow.values()}
+        in_time = [m for m in came if m.metadata.src_node_id not in late_nodes]
         late = grid.late_replies() if grid is not None and hasattr(grid, "late_replies") else []
         return in_time, [*before, *late]
 
     def _simulated(self, server_round: int, replies: Sequence[Message]) -> dict[int, Message]:
-        """Return the replies, by node id, that are late by their simulated delays."""
+        """Return the replies, by partition-id, that are late by their simulated delays."""
         plan = self._plan
         n_of = {client.node_id: n for n, client in self._clients.items()}
-        by_node = {message.metadata.src_node_id: message for message in replies}
-        delays = {node: delay_of(plan, n_of[node], server_round) for node in by_node}
+        sent = {n_of[m.metadata.src_node_id]: m for m in replies if not m.has_error()}
+        delays = {n: delay_of(plan, n, server_round) for n in sent}
         first = sorted(delays.values())[: plan.min_replies]
         closed = max(first, default=0.0) + plan.close_after
-        return {node: message for node, message in by_node.items() if delays[node] > closed}
+        return {n: message for n, message in sent.items() if delays[n] > closed}
+
+    def _reply(self, partition_id: int, content: RecordDict) -> Message:
+        asked = Message(RecordDict(), self._clients[partition_id].node_id, MessageType.TRAIN)
+        return Message(content, reply_to=asked)
 
 
 def delay_of(plan: RunPlan, partition_id: int, server_round: int) -> float:
@@ -194,14 +196,12 @@ class Exchange:
     ) -> None:
         self.traffic = Traffic()
         self.failures: dict[int, str] = {}
-        self._clients = clients
         self.server_round = server_round
-        self._run_id = plan.run_id
-        self._min_replies = plan.min_replies
+        self._clients = clients
+        self._plan = plan
         self._best_round = best_round
         self._trained_rounds = trained_rounds
         self._starts = list(starts)
-        self._is_last = server_round == plan.num_server_rounds or trained_rounds > 0
         self._sent: dict[int, int] = {}
         self._encodings = Encodings()
         self._untold: dict[int, str] = {}
@@ -255,12 +255,13 @@ class Exchange:
 
     def _config(self, phase: str, evaluate: bool = False, distilled: bool = False) -> ConfigRecord:
         """Return the config of every message of a phase."""
+        is_last = self.server_round == self._plan.num_server_rounds or self._trained_rounds > 0
         return ConfigRecord(
             {
                 "server-round": self.server_round,
                 "phase": phase,
-                "run-id": self._run_id,
-                "last-round": self._is_last,
+                "run-id": self._plan.run_id,
+                "last-round": is_last,
                 "best-round": self._best_round,
                 "trained-rounds": self._trained_rounds,
                 "starts": self._starts,
@@ -273,7 +274,7 @@ class Exchange:
         self, message_type: str, partition_id: int, arrays: Arrays, config: ConfigRecord
     ) -> Message:
         """Create the message to one client and count its traffic."""
-        payload = self.encoded(arrays)
+        payload = self._encodings.of(arrays)
         if message_type == MessageType.TRAIN or self._trained_rounds:
             self.traffic.count_down(partition_id, payload)
         if reason := self._untold.pop(partition_id, ""):
@@ -281,10 +282,6 @@ class Exchange:
         content = RecordDict({"arrays": ArrayRecord(dict(payload)), "config": config})
         node_id = self._clients[partition_id].node_id
         return Message(content, node_id, message_type, group_id=str(self.server_round))
-
-    def encoded(self, arrays: Arrays) -> Payload:
-        """Encode arrays for the network; an array for several clients is encoded once."""
-        return self._encodings.of(arrays)
 
     def valid_replies(
         self,
@@ -316,29 +313,21 @@ class Exchange:
         self._sent = {}
         return dict(sorted(valid.items()))
 
-    def late_replies(
-        self,
-        replies: Iterable[Message],
-        due: Callable[[int], Mapping[str, ExpectedArray]],
-        metrics: Sequence[Metric],
-        check: Callable[[Reply], None],
-    ) -> dict[int, Reply]:
-        """Decode and check replies to messages of earlier rounds, as `valid_replies` does."""
-        known = {client.node_id: n for n, client in self._clients.items()}
-        came = [message for message in replies if message.metadata.src_node_id in known]
-        self._sent = {m.metadata.src_node_id: known[m.metadata.src_node_id] for m in came}
-        return self.valid_replies(came, due, metrics, check)
+    def expect_late(self, replies: Iterable[Message]) -> None:
+        """Take replies to messages of earlier rounds for those to the last messages."""
+        senders = {message.metadata.src_node_id for message in replies}
+        self._note_sent(n for n, client in self._clients.items() if client.node_id in senders)
 
     def require_replies(self, num_valid: int, completed_rounds: int) -> None:
         """Stop the run if a round has too few valid replies."""
-        if num_valid >= self._min_replies:
+        if num_valid >= self._plan.min_replies:
             return
         reasons = "; ".join(
             f"{self._clients[n].label}, {reason}" for n, reason in self.failures.items()
         )
         raise TooFewRepliesError(
             f"Round {self.server_round} has {num_valid} valid replies and min-replies is "
-            f"{self._min_replies} ({reasons}); {completed_rounds} rounds are complete."
+            f"{self._plan.min_replies} ({reasons}); {completed_rounds} rounds are complete."
         )
 
     def _drop(self, partition_id: int, reason: str) -> None:

@@ -30,6 +30,9 @@ HOMES = {
     "get_fab_metadata": "flwr.cli.config_utils",
     "get_flwr_home": "flwr.supercore.utils",
     "parse_config_args": "flwr.common.config",
+    "ProtoRecordDict": "flwr.common.serde",
+    "recorddict_from_proto": "flwr.common.serde",
+    "recorddict_to_proto": "flwr.common.serde",
 }
 """The module of each name."""
 

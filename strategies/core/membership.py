@@ -7,7 +7,7 @@ are used only in this module and in messages.
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any
@@ -17,12 +17,18 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from strategies.core.client_info import ClientInfo, read_client, valid_name
 from strategies.core.exchange import Stragglers
 from strategies.core.flower import log
-from strategies.core.influence_limits import upper_limit
+from strategies.core.mixing import upper_limit
 from strategies.core.plan import RunPlan
-from strategies.core.replies import Arrays, InvalidReplyError, TooFewRepliesError
+from strategies.core.replies import (
+    Arrays,
+    ClientInfo,
+    InvalidReplyError,
+    TooFewRepliesError,
+    read_client,
+    valid_name,
+)
 from strategies.core.versions import difference, installed_versions, refusal
 
 KEYS = "members/keys"
@@ -131,6 +137,9 @@ PUBLIC_HASH, CLASSES_HASH = f"{MEMBERS}public-hash", f"{MEMBERS}classes-hash"
 SIZES, STARTS = f"{MEMBERS}sizes", f"{MEMBERS}starts"
 """Names there of the sizes D_n, (N,) int64, 0 for clients that have not joined, and of `starts`."""
 
+HELD = f"{MEMBERS}held/"
+"""How the names there of late replies begin."""
+
 LARGEST_SIZE = 10**9  # upper limit of the number of samples that a client may report
 
 
@@ -157,14 +166,16 @@ class Membership:
         self.stragglers = Stragglers(plan, self.clients)
 
     def saved_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return starts, owners of partitions, sizes, and the hashes that clients share."""
+        """Return starts, owners, sizes, late replies, and the hashes that clients share."""
         public_hash = self._public_hash if self.needs_public_data else ""
         hashes = {CLASSES_HASH: self._classes_hash, PUBLIC_HASH: public_hash}
         known = {name: text.encode() for name, text in hashes.items() if text}
         texts = {name: np.frombuffer(text, dtype=np.uint8) for name, text in known.items()}
         reported = self.known_sizes
         sizes = np.array([reported.get(n, 0) for n in range(self.plan.num_clients)])
-        return {**self.owners.state(), **texts, SIZES: sizes, STARTS: np.array(self.starts)}
+        held = {f"{HELD}{n}": reply for n, reply in self.stragglers.held.items()}
+        counted = {SIZES: sizes, STARTS: np.array(self.starts)}
+        return {**self.owners.state(), **texts, **counted, **held}
 
     def resume(self, completed_rounds: int, saved: Arrays) -> None:
         """Continue after some rounds with what `saved_arrays` returned."""
@@ -173,6 +184,8 @@ class Membership:
         self._sizes_before = {n: int(size) for n, size in enumerate(saved.get(SIZES, ())) if size}
         self._public_hash = self._public_hash or _text(saved, PUBLIC_HASH)
         self._classes_hash = _text(saved, CLASSES_HASH)
+        late = {k.removeprefix(HELD): v for k, v in saved.items() if k.startswith(HELD)}
+        self.stragglers.hold(late)
 
     def reachable(self, grid: Grid | None) -> list[int]:
         """Return the partition-ids of the connected clients that are not at work, ascending."""
@@ -255,7 +268,8 @@ class Membership:
             if left <= 0:
                 break
             if len(nodes) != logged:
-                log(INFO, "Waiting up to %.0f s for %d clients: %s", left, wanted, _so_far(nodes))
+                log(INFO, "Waiting up to %.0f s for %d clients: %d are connected (num-clients=0 "
+                    "takes all that are connected)", left, wanted, len(nodes))  # fmt: skip
                 logged = len(nodes)
             time.sleep(0.2)
         if not is_first or len(nodes) >= wanted:
@@ -365,10 +379,6 @@ class Membership:
             f"{len(self.clients)} valid clients are fewer than min-replies = "
             f"{self.plan.min_replies}; the first reason: {first}."
         )
-
-
-def _so_far(nodes: Collection[int]) -> str:
-    return f"{len(nodes)} are connected (num-clients=0 takes all that are connected)"
 
 
 def most_common(hashes: Iterable[str]) -> str:

@@ -6,17 +6,16 @@ distillation (*distilled*), and the *global* model; a safeguard evaluates the cl
 model and what the client would deploy (*deployed*).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, Literal, get_args
 
 from flwr.serverapp import Grid
 
-from strategies.core.client_info import ClientInfo
 from strategies.core.declarations import Data
-from strategies.core.replies import LARGEST_LOSS, InvalidReplyError, Metric, Reply
+from strategies.core.replies import LARGEST_LOSS, ClientInfo, InvalidReplyError, Metric, Reply
 
 EvaluatedModel = Literal["own", "received", "trained", "distilled", "global", "private", "deployed"]
 """Which model of a client is evaluated."""
@@ -204,3 +203,75 @@ def add_times(
         if (seconds := waited.get(clients[n].node_id)) is not None:
             before = metrics.setdefault(n, {})
             before[SECONDS] = round(before.get(SECONDS, 0.0) + seconds, 2)
+
+
+# ---- Further measures of an evaluation, requested by ``measures`` ------------------------
+
+CALIBRATION = "calibration"
+AUC = "auc"
+F1 = "f1"
+BALANCED_ACCURACY = "balanced-accuracy"
+CLASSES = "classes"
+MEASURES = (CALIBRATION, AUC, F1, BALANCED_ACCURACY, CLASSES)  # allowed words of ``measures``
+
+CALIBRATION_ERROR = "calibration-error"
+"""Metric: expected calibration error of a client's model on its test split, in [0, 1]."""
+
+METRIC_OF = {
+    CALIBRATION: CALIBRATION_ERROR,
+    **{name: name for name in (AUC, F1, BALANCED_ACCURACY)},
+}
+"""The metric of each measure that is a single number."""
+
+MEANS = ("calibration_error", "auc", "f1", "balanced_accuracy", "held_accuracy", "other_accuracy")
+"""Columns of a client whose means are in the row of a round, if reported."""
+
+
+def class_counts(number: int | str) -> tuple[str, str]:
+    """Return the names of a class's counts; ``held`` for all classes of the training."""
+    name = number if number == "held" else f"class-{number}"
+    return f"{name}-correct", f"{name}-total"
+
+
+def measured_metrics(measures: Collection[str], classes: int) -> tuple[Metric, ...]:
+    """Return the metrics that clients may report for some of `MEASURES`, with K classes."""
+    of_test = partial(
+        Metric, averaged=False, low=0, inputs=(Data.TEST,), through_model=True, requested=True
+    )
+    metrics = [of_test(name, high=1) for measure, name in METRIC_OF.items() if measure in measures]
+    if CLASSES in measures:
+        names = [name for number in range(classes) for name in class_counts(number)]
+        metrics += [of_test(name, high=LARGEST_COUNT) for name in names]
+        of_held = partial(of_test, high=LARGEST_COUNT, inputs=(Data.TRAINING, Data.TEST))
+        metrics += [of_held(name) for name in class_counts("held")]
+    return tuple(metrics)
+
+
+def check_class_counts(metrics: Mapping[str, float]) -> None:
+    """Refuse counts by class that do not add up to those of the own model, which were checked."""
+    by_class = {n.rpartition("-")[0] for n in metrics if n.startswith(("class-", "held-"))}
+    if not by_class:
+        return
+    own = [metric_name("own", "test", name) for name in ("correct", "total")]
+    if not metrics.keys() >= {*own}:
+        raise InvalidReplyError("reports counts by class without the total counts")
+    pairs = [(metrics.get(f"{n}-correct", -1), metrics.get(f"{n}-total", -1)) for n in by_class]
+    held = metrics.get("held-correct", -1), metrics.get("held-total", -1)
+    right, of = (metrics[name] for name in own)
+    # A node does not report its small classes, neither one by one nor among those held.
+    nested = (0, 0), held, totals_of_classes(metrics), (right, of)
+    fits = all(0 <= right <= total and right == int(right) for right, total in pairs)
+    # Of the samples that each adds to the one before, no more are right than there are.
+    fits &= all(
+        0 <= right - less_right <= total - less_total
+        for (less_right, less_total), (right, total) in pairwise(nested)
+    )
+    if not fits:
+        raise InvalidReplyError("reports counts by class that do not add up to the total counts")
+
+
+def totals_of_classes(metrics: Mapping[str, float]) -> tuple[float, float]:
+    """Return the correct predictions and samples of all classes that a client reports."""
+    of_classes = {name: count for name, count in metrics.items() if name.startswith("class-")}
+    correct = sum(count for name, count in of_classes.items() if name.endswith("-correct"))
+    return correct, sum(of_classes.values()) - correct

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from strategies.core.optional_metrics import MEASURES
+from strategies.core.metrics import MEASURES
 from strategies.core.randomness import random_generator
 from strategies.core.safeguard import SafeguardSettings
 from strategies.core.settings_groups import (
@@ -27,6 +27,14 @@ from strategies.core.settings_groups import (
 
 class ImpossiblePlanError(ValueError):
     """An impossible combination of settings; the message says what is allowed."""
+
+
+def refuse_above(key: str, value: int, most: int, limit: str) -> None:
+    """Refuse a setting above a limit, which is given in words too. Raises `ImpossiblePlanError`."""
+    if value > most:
+        raise ImpossiblePlanError(
+            f"{key} = {value} is more than {limit}; set it to at most {most}."
+        )
 
 
 class Settings(SettingsGroup):
@@ -131,8 +139,7 @@ class PlanSettings(SettingsGroup):
     delay: Annotated[float, DEFAULT_ON_NODES] = Field(default=0.0, ge=0)
     """Simulates late clients, with `close_after`: mean of the seconds after which a training reply
     comes, where no time passes. A client's own mean and each delay are drawn from exponential
-    distributions. A reply that is late comes in the next round; a run that is stopped before loses
-    it."""
+    distributions. A reply that is late comes in the next round."""
 
     @property
     def num_new(self) -> int:
@@ -226,25 +233,10 @@ def sample_clients(
     probabilities: NDArray[np.float64] | None = None,
     purpose: str = "sampling",
 ) -> list[int]:
-    """Sample clients without replacement, as a function of seed and round.
+    """Sample clients without replacement, as a function of seed, round and purpose.
 
-    Parameters
-    ----------
-    candidates : sequence of int
-        Partition-ids of the reachable clients, in ascending order.
-    size : int
-        Number of clients to sample; all candidates if there are no more.
-    seed, server_round : int
-        Seed and round of the draw.
-    probabilities : ndarray, optional
-        Shape (len(candidates),), positive weights of the candidates; uniform if omitted.
-    purpose : str
-        What the draw is for; draws for other purposes are independent.
-
-    Returns
-    -------
-    list of int
-        Sampled partition-ids in ascending order.
+    Candidates and sample are partition-ids in ascending order; all candidates if there are no more
+    than `size`. `probabilities` are positive weights of the candidates, uniform if omitted.
     """
     if size >= len(candidates):
         return sorted(candidates)

@@ -4,6 +4,7 @@ Nothing in a reply is trusted. One that differs from what was requested is dropp
 """
 
 import math
+import re
 import textwrap
 import weakref
 from collections.abc import Iterable, Mapping
@@ -150,9 +151,7 @@ class Encodings:
 
     def of(self, arrays: Arrays) -> Payload:
         """Encode arrays for the network; an array for several clients is encoded once."""
-        for name, array in arrays.items():
-            require_array(name, array)
-        return {name: self._encoded(array) for name, array in arrays.items()}
+        return {name: self._encoded(required(name, array)) for name, array in arrays.items()}
 
     def _encoded(self, array: NDArray[Any]) -> Array:
         key = id(array)
@@ -169,19 +168,19 @@ def _forget(encodings: "weakref.ref[Encodings]", key: int, _gone: object) -> Non
         kept._kept.pop(key)
 
 
-def require_array(name: str, value: object) -> None:
-    """Refuse what a method sends if it is no array of numbers. Raises `TypeError`."""
+def required(name: str, value: Any) -> NDArray[Any]:
+    """Return what a method sends; refuse what is no array of numbers. Raises `TypeError`."""
     dtype = getattr(value, "dtype", None)
     if dtype is None or getattr(dtype, "kind", "f") not in "biuf":
         kind = f"a {type(value).__name__}" if dtype is None else f"an array of {dtype}"
         raise TypeError(f"{name} is {kind}; a message holds arrays of numbers: numpy.asarray(...)")
+    array: NDArray[Any] = value
+    return array
 
 
 def encoded(arrays: Arrays) -> Payload:
     """Encode arrays for the network."""
-    for name, array in arrays.items():
-        require_array(name, array)
-    return {name: Array(array) for name, array in arrays.items()}
+    return {name: Array(required(name, array)) for name, array in arrays.items()}
 
 
 def decoded(payload: Payload) -> dict[str, NDArray[Any]]:
@@ -274,3 +273,68 @@ def shortened(value: object) -> str:
     text = " ".join(str(value)[:LONGEST_READ].split())
     # A run may begin with the names and hashes of 100,000 clients, and shortening is slow.
     return text if len(text) <= LONGEST_REASON else textwrap.shorten(text, LONGEST_REASON)
+
+
+# ---- What a client says of itself when the server first queries it ----------------------
+
+NAME = re.compile(r"[\w.-]([\w. -]{0,38}[\w.-])?")
+"""A silo's name: up to 40 letters, digits, dots, dashes, underscores and spaces within."""
+
+
+def valid_name(name: object) -> bool:
+    """Return whether a silo may be called so."""
+    return isinstance(name, str) and NAME.fullmatch(name) is not None and name.isprintable()
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What a client reported when the server first queried it; `node_id` is Flower's address.
+
+    `num_clients` is 0 for a client with its own data; hashes and names are empty for none.
+    `public_size` is the number of its public samples.
+    """
+
+    partition_id: int
+    node_id: int
+    model: str
+    num_examples: int
+    test_size: int = 0
+    validation_size: int = 0
+    public_hash: str = ""
+    public_size: int = 0
+    num_clients: int = 0
+    versions: str = ""
+    classes_hash: str = ""
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """How the log calls it: ``client 3`` or ``client 3 (name)``."""
+        return f"client {self.partition_id}" + (f" ({self.name})" if self.name else "")
+
+
+def read_client(answer: Message) -> ClientInfo:
+    """Read what a client reports about itself; refuse a failed or incomplete answer."""
+    node_id = answer.metadata.src_node_id
+    if answer.has_error():
+        raise InvalidReplyError(f"node {node_id}, {error_reason(answer)}")
+    try:
+        info = record_of(answer, "info", ConfigRecord)
+        metrics = record_of(answer, "metrics", MetricRecord)
+        return ClientInfo(
+            partition_id=int(str(info["partition-id"])),
+            node_id=node_id,
+            model=shortened(info["model"]),
+            num_examples=int(metrics["num-examples"]),  # type: ignore[arg-type]
+            test_size=int(metrics["test-size"]),  # type: ignore[arg-type]
+            validation_size=int(metrics["validation-size"]),  # type: ignore[arg-type]
+            public_hash=shortened(info.get("public-hash", "")),
+            public_size=int(str(info.get("public-size", 0))),
+            num_clients=int(str(info.get("num-clients", 0))),
+            versions=shortened(info.get("versions", "")),
+            classes_hash=shortened(info.get("classes-hash", "")),
+            name=shortened(info.get("name", "")),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        reason = shortened(repr(error))
+        raise InvalidReplyError(f"node {node_id} gave an invalid answer ({reason})") from error

@@ -5,6 +5,7 @@ the weight of the method's model.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -58,21 +59,11 @@ METHOD_LOST = "method-lost"
 SAFEGUARD_WEIGHT = "safeguard-weight"
 """Metric: the share of the method's model in the deployed prediction, in [0, 1]."""
 
+_number = partial(Metric, averaged=False, low=0, through_model=True)
 SAFEGUARD_METRICS = (
-    *(
-        Metric(
-            name, averaged=False, low=0, high=LARGEST_COUNT, inputs=(Data.TEST,), through_model=True
-        )
-        for name in (SAFEGUARDED_LOST, METHOD_LOST)
-    ),
-    Metric(
-        SAFEGUARD_WEIGHT,
-        averaged=False,
-        low=0,
-        high=1,
-        inputs=(Data.VALIDATION,),
-        through_model=True,
-    ),
+    _number(SAFEGUARDED_LOST, high=LARGEST_COUNT, inputs=(Data.TEST,)),
+    _number(METHOD_LOST, high=LARGEST_COUNT, inputs=(Data.TEST,)),
+    _number(SAFEGUARD_WEIGHT, high=1, inputs=(Data.VALIDATION,)),
 )
 """What an evaluation with a safeguard reports besides the counts of its models."""
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import (
     AfterValidator,
@@ -99,7 +99,7 @@ class SettingsGroup(BaseModel):
             raise ValueError("contains the character NUL, which names and paths cannot")
         kind = cls.model_fields[field.field_name or ""].annotation
         # Pydantic takes true for the number 1.
-        if isinstance(value, bool) and kind is not bool:
+        if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
             due = "a number" if kind in (int, float) else "text"
             raise ValueError(f"it should be {due}, not true or false")
         return value
