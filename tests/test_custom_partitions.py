@@ -164,14 +164,8 @@ def test_fewer_clients_share_the_values_evenly_as_the_seed_says(table):
 
 
 def test_zero_clients_are_as_many_as_values(table, small, tmp_path):
-    changes = {
-        "strategy": "local",
-        "dataset": table,
-        "client-column": "writer",
-        "num-clients": 0,
-        "models": "mlp",
-    }
-    changes |= {"held-out-size": 8, "max-samples": 0}
+    changes = {"strategy": "local", "models": "mlp", "held-out-size": 8, "max-samples": 0}
+    changes |= {"dataset": table, "client-column": "writer", "num-clients": 0}
     run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert (run.config["num-clients"], run.config["partition"]) == (4, "by-column")
     rows = json.loads((run.path / "split.json").read_text())
@@ -206,14 +200,9 @@ def test_arrow_folders_and_sets_of_the_hub_have_columns(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
     for part in range(2):
         rows = {"image": list(images), "label": [0, 1] * 4, "hand": [f"h{part}"] * 8}
-        features = datasets.Features(
-            {
-                "image": datasets.Image(),
-                "label": datasets.Value("int64"),
-                "hand": datasets.Value("string"),
-            }
-        )
-        saved = datasets.Dataset.from_dict(rows, features)
+        label, hand = datasets.Value("int64"), datasets.Value("string")
+        columns = {"image": datasets.Image(), "label": label, "hand": hand}
+        saved = datasets.Dataset.from_dict(rows, datasets.Features(columns))
         saved.save_to_disk(tmp_path / "saved" / f"partition_{part}")
         hub_file = tmp_path / "root" / "org" / "hands" / f"train-{part}.parquet"
         hub_file.parent.mkdir(parents=True, exist_ok=True)
@@ -232,13 +221,9 @@ def sites():
 
 
 BY_SITE = {
-    "strategy": "local",
-    "public-size": 0,
-    "held-out-size": 3,
-    "num-server-rounds": 1,
-    "num-clients": 0,
-    "models": "mlp",
-}
+    "strategy": "local", "public-size": 0, "held-out-size": 3, "num-server-rounds": 1,
+    "num-clients": 0, "models": "mlp",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dataset", [sites(), f"{HERE}:sites"], ids=["arrays", "function"])

@@ -508,14 +508,11 @@ def test_a_folder_with_runs_of_another_sweep_is_refused(settings, differing, one
 def test_methods_seeds_and_their_settings_can_be_added(one_run, tmp_path):
     folder = tmp_path / "runs"
     run_sweep(one_run, folder)
-    more = (
-        TINY
-        + '[grid]\nstrategy = ["local", "kt-pfl"]\nseed = [0, 1]\n[grid.kt-pfl]\nrho = [0.1, 0.2]\n'
-    )
-    assert len(run_sweep(write(tmp_path, more), folder)) == 6
+    more = 'strategy = ["local", "kt-pfl"]\nseed = [0, 1]\n[grid.kt-pfl]\nrho = [0.1, 0.2]\n'
+    assert len(run_sweep(with_grid(tmp_path, more), folder)) == 6
     # A value that is taken out of the grid leaves its runs where they are.
-    rounds = TINY + '[grid]\nstrategy = ["local"]\nseed = [0]\nlearning-rate = [0.01, 0.02]\n'
-    assert len(run_sweep(write(tmp_path, rounds), folder)) == 2
+    rounds = 'strategy = ["local"]\nseed = [0]\nlearning-rate = [0.01, 0.02]\n'
+    assert len(run_sweep(with_grid(tmp_path, rounds), folder)) == 2
 
 
 def test_unreadable_runs_and_other_files_do_not_matter(one_run, tmp_path):
