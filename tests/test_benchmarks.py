@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from benchmarks import __main__ as command
 from benchmarks import pairs, published
 from benchmarks.bare import BareClient, bare_round
-from benchmarks.flower_simulation import FedAvgWithTests, client_app_for
+from benchmarks.flower_simulation import client_app_for
 from benchmarks.published import logistic_regression
 from benchmarks.records import current_conditions, read_records
 
@@ -154,11 +154,6 @@ def answer(folder, message_type, client, model):
     return client_app_for(folder)(message, context).content
 
 
-def test_every_client_has_its_samples(folder):
-    assert np.load(folder / "train_images.npy").shape == (CLIENTS, 12, 1, 28, 28)
-    assert np.load(folder / "test_labels.npy").shape == (CLIENTS, 2)
-
-
 def test_the_plain_client_trains_the_received_model_on_its_own_samples(folder):
     torch.manual_seed(0)
     model = logistic_regression()
@@ -179,12 +174,6 @@ def test_the_plain_client_tests_the_received_model(folder):
     correct = model(part_of(folder, "test_images", 5)).argmax(dim=1) == labels
     metrics = answer(folder, "evaluate", 5, model)["metrics"]
     assert metrics == {"accuracy": float(correct.float().mean()), "num-examples": 2}
-
-
-def test_other_rounds_are_not_tested():
-    strategy = FedAvgWithTests()
-    for server_round in (1, published.TEST_EVERY - 1, published.TEST_EVERY + 1):
-        assert strategy.configure_evaluate(server_round, ArrayRecord(), ConfigRecord(), None) == []
 
 
 def test_rows_are_ratios_of_seconds():

@@ -280,9 +280,3 @@ def test_a_message_is_refused_without_what_the_server_needs(sent, policy, has_no
 def test_what_is_not_declared_is_an_error_even_where_all_is_allowed(reply):
     with pytest.raises(UndeclaredError, match="`y` is not declared: in the record of mine, add"):
         left(OPEN, reply=reply)
-
-
-def test_answers_leave_to_a_trusted_server_alone():
-    reply = TrainReply(answers=b"1")
-    assert left(OPEN, reply=reply).answers == b"1"
-    assert left(NodePolicy(), reply=reply).answers == b""
