@@ -213,14 +213,6 @@ def test_loss_and_gradient_are_those_of_pytorch(unlabeled):
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("named", [{}, {"reduction": "mean"}])
-def test_the_plain_cross_entropy_is_decomposed(monkeypatch, named):
-    name = "fedkd_flwr.training.batched_functions.mean_cross_entropy"
-    monkeypatch.setattr(name, lambda logits, labels: "taken apart")
-    with BatchedFunctions():
-        assert functional.cross_entropy(*samples(), **named) == "taken apart"
-
-
 @pytest.mark.parametrize(
     "named",
     [

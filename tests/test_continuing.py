@@ -290,13 +290,6 @@ def test_a_failed_attempt_to_continue_changes_nothing(settings, tmp_path, monkey
     assert resumed.config["num-server-rounds"] == 5
 
 
-def test_each_leg_records_its_versions(settings, tmp_path):
-    run = fedkd_flwr.run({**settings, "num-server-rounds": 1}, output_dir=tmp_path / "run")
-    (leg,) = fedkd_flwr.resume(run.path, num_server_rounds=2).description["continued"]
-    assert leg["versions"] == run.description["versions"]
-    assert leg["project"]["version"] == fedkd_flwr.__version__
-
-
 @pytest.mark.parametrize("name", ["flwr", "torch", "fedkd-flwr"])
 def test_another_major_version_is_refused_unless_it_is_intended(name, settings, tmp_path):
     run = fedkd_flwr.run({**settings, "num-server-rounds": 1}, output_dir=tmp_path / "run")

@@ -163,14 +163,6 @@ def test_a_part_without_runs_is_refused(sweep, only, sentence):
         read_sweep(sweep, only=only)
 
 
-def test_a_part_of_a_sweep_is_run_alone(sweep, tmp_path, told):
-    run_sweep(sweep, tmp_path / "runs", on_run=told.append, only={"strategy": ["local"]})
-    assert states(told) == [(1, "finished"), (2, "finished")]
-    told.clear()
-    run_sweep(sweep, tmp_path / "runs", on_run=told.append)
-    assert [state for _, state in states(told)] == ["skipped", "skipped", "finished", "finished"]
-
-
 def test_settings_that_replace_the_grid_are_logged(sweep, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     read_sweep(sweep, {"num-clients": 4})
