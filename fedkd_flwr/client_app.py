@@ -14,11 +14,11 @@ from flwr.clientapp import ClientApp
 
 from fedkd_flwr.clients.audit import audited
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.clients.estimators import EstimatorClient, refusal
 from fedkd_flwr.clients.messages import Request, TrainReply
-from fedkd_flwr.clients.node import node_split, with_known_clients
+from fedkd_flwr.clients.node import with_known_clients
 from fedkd_flwr.clients.node_log import log_work
-from fedkd_flwr.clients.policy import NodeConfigError, PolicyError, read_policy
+from fedkd_flwr.clients.participation import participation
+from fedkd_flwr.clients.policy import NodeConfigError, read_policy
 from fedkd_flwr.clients.session import Session
 from fedkd_flwr.clients.tracebacks import (
     ClientCodeError,
@@ -29,6 +29,7 @@ from fedkd_flwr.clients.tracebacks import (
 )
 from fedkd_flwr.config import Configuration, read_config
 from fedkd_flwr.memory import InProcessContext
+from fedkd_flwr.methods import REGISTERED, Method
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.training.cohort import cohort_size, run_together
 from fedkd_flwr.training.loop import computing_in
@@ -84,32 +85,27 @@ def _as_sent(error: Exception, context: Context) -> Exception:
 app = ClientApp(mods=[audited, explain_failures, log_work])
 
 
-# A process that handles many messages of a run reads its config once.
+# A process that handles many messages of a run reads its config once. Another method may be
+# registered under the same name between two runs.
 @lru_cache(maxsize=4)
-def _read_once(items: tuple[tuple[str, Any], ...]) -> Configuration:
+def _read_once(items: tuple[tuple[str, Any], ...], registered: Method | None) -> Configuration:
     return read_config(dict(items))
 
 
 def build_client(context: Context) -> PersonalClient:
     """Build the method's client; nothing that the node's policy forbids is imported."""
     policy = read_policy(context.node_config)
-    data_path = str(context.node_config.get("data-path", ""))
     if isinstance(context, InProcessContext):
         configuration = context.configuration
     else:
-        policy.check_names(context.run_config, data_path)
+        policy.check_names(context.run_config, str(context.node_config.get("data-path", "")))
         flat = with_known_clients(context.run_config, context.node_config)
-        configuration = _read_once(tuple(flat.items()))
-    run = configuration.run
-    policy.check_run(configuration, context.run_config)
-    data = node_split(run.data, data_path, policy)
-    run = run if data is run.data else run.model_copy(update={"data": data})
-    if run.torch_threads:
-        torch.set_num_threads(run.torch_threads)
-    client = cast(PersonalClient, Session(context, run, configuration.settings).client)
-    if isinstance(client, EstimatorClient) and (reason := refusal(run)):
-        raise PolicyError(reason)
-    return client
+        registered = REGISTERED.get(str(flat.get("strategy")))
+        configuration = _read_once(tuple(flat.items()), registered)
+    part = participation(configuration, policy, context.node_config, context.run_config)
+    if threads := part.run.torch_threads:
+        torch.set_num_threads(threads)
+    return cast(PersonalClient, Session(context, part).client)
 
 
 def computing(client: PersonalClient) -> AbstractContextManager[None]:

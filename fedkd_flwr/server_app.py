@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedkd_flwr.clients.estimators import require_estimator
-from fedkd_flwr.clients.session import assigned_models
+from fedkd_flwr.clients.participation import assigned_models
 from fedkd_flwr.clients.tracebacks import ClientCodeError
 from fedkd_flwr.config import ConfigError, Configuration, RunConfig, read_config
 from fedkd_flwr.custom_objects.importing import is_custom

@@ -203,7 +203,7 @@ def test_nothing_depends_on_samples_that_its_declaration_lacks(
     run, _ = run_with(differences, settings, tmp_path)
     assert list(run.rounds["failures"]) == [0, 0]
     config = read_config(settings).run
-    declared = *config.method.record.sends, *declared_metrics(config, classes=10)
+    declared = *config.method.record.sends, *declared_metrics(config.plan, config.method.record, 10)
     known = {sent.name: sent for sent in declared}
     for part in PARTS:
         changed = {name: declaration_of(name, known) for name in differences.found[part]}
@@ -232,9 +232,9 @@ REQUESTED = Metric("x", inputs=(Data.TRAINING, Data.TEST), requested=True)
 def left(policy, has_noise=False, sends=(), metrics=(), reply=None):
     run = read_config(SMALL).run
     record = run.method.record.derived(sends=sends, train_metrics=metrics)
-    method = type("Method", (), {"record": record})
-    stub = type("Run", (), {"method": method, "plan": run.plan, "strategy": "mine"})
-    return leaving(reply or TrainReply({}, {"x": 1.0}), stub, 10, policy, has_noise)
+    node = type("Node", (), {"policy": policy})
+    part = type("Part", (), {"run": run, "record": record, "node": node, "has_noise": has_noise})
+    return leaving(reply or TrainReply({}, {"x": 1.0}), part, 10)
 
 
 @pytest.mark.parametrize(
@@ -278,5 +278,5 @@ def test_a_message_is_refused_without_what_the_server_needs(sent, policy, has_no
 
 @pytest.mark.parametrize("reply", [TrainReply({"y": np.ones(1)}), TrainReply({}, {"y": 1.0})])
 def test_what_is_not_declared_is_an_error_even_where_all_is_allowed(reply):
-    with pytest.raises(UndeclaredError, match="`y` is not declared: in the record of mine, add"):
+    with pytest.raises(UndeclaredError, match="`y` is not declared: in the record of kt-pfl, add"):
         left(OPEN, reply=reply)

@@ -395,8 +395,7 @@ def test_processes_of_a_node_share_a_ledger(tmp_path):
 def test_a_run_id_leads_to_no_other_folder(small, silo, tmp_path):
     silo["state-dir"] = str(tmp_path / "state")
     node = read_node(silo, read_config({**small, **SILO}).run)
-    assert node.memory_folder("0f3a") == tmp_path / "state" / "1" / "0f3a"
-    assert node.memory_folder("") is None
+    assert node.state_folder == tmp_path / "state" / "1"
     for run_id in (str(tmp_path / "other"), "../..", "0F", "0f/1", "0f\n", "٣"):
         with pytest.raises(PolicyError, match="id of the run"):
             Request.read({}, {"server-round": 1, "run-id": run_id})

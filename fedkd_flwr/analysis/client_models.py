@@ -172,8 +172,8 @@ def _models_from_state(
                 f"{configuration.run.strategy} do not store the evaluated model; {export}."
             )
         session = client.session
-        folder = session.node.memory_folder(run.run_id)
-        memory = MemoryFolder(folder).read(rounds + 1) if folder else None
+        folder = session.node.state_folder
+        memory = MemoryFolder(folder / run.run_id).read(rounds + 1) if folder else None
         if memory is None:
             raise RunDirectoryError(
                 f"{run.path.name} has neither exported models nor stored state of client {n}; "

@@ -11,8 +11,8 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.clients.shared_models import Pair, SharedModelClient
-from fedkd_flwr.models.model_pool import Architecture
-from fedkd_flwr.models.vectors import copied_state, fill_model, model_vectors
+from fedkd_flwr.models.model_pool import Architecture, fill_model
+from fedkd_flwr.models.vectors import copied_state, model_vectors
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.apfl import APFLSettings
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, TrainReply
+from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, Session, TrainReply
+from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.config import RunConfig, methods_with
 from fedkd_flwr.models.estimators import EstimatorModel, new_estimator, try_estimator, weighted_rows
 from fedkd_flwr.models.model_pool import Architecture
@@ -51,6 +52,11 @@ class EstimatorClient(PersonalClient):
     Each training fits a new estimator on all private samples. Distillation adds the public samples
     with the teacher's soft labels, as weighted rows.
     """
+
+    def __init__(self, session: Session) -> None:
+        if reason := refusal(session.run):
+            raise PolicyError(reason)
+        super().__init__(session)
 
     # ---- The model -----------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.models.layers import layers_of
-from fedkd_flwr.models.vectors import fill_model
+from fedkd_flwr.models.model_pool import fill_model
 from fedkd_flwr.training.loop import Batch
 from strategies.fedala import FedALASettings
 

@@ -8,7 +8,7 @@ from torch.func import functional_call
 from fedkd_flwr.clients.base import Arrays, Evaluated
 from fedkd_flwr.clients.parameters import FineTuningClient
 from fedkd_flwr.models.layers import head_and_body
-from fedkd_flwr.models.vectors import fill_model
+from fedkd_flwr.models.model_pool import fill_model
 from fedkd_flwr.training.loop import Loss
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.fedbabu import FedBABUSettings

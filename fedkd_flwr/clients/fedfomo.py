@@ -9,12 +9,8 @@ from torch import Tensor, nn
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.models.vectors import (
-    copied_state,
-    fill_from_vectors,
-    fill_model,
-    model_vectors,
-)
+from fedkd_flwr.models.model_pool import fill_model
+from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import evaluate
 from strategies.core.declarations import BUFFERS, WEIGHTS
 from strategies.fedfomo import (

@@ -9,7 +9,8 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.shared_models import Pair, SharedModelClient
 from fedkd_flwr.models.features import feature_width, features_and_logits
-from fedkd_flwr.models.vectors import copied_state, fill_model, matrix_shapes, model_vectors
+from fedkd_flwr.models.model_pool import fill_model
+from fedkd_flwr.models.vectors import copied_state, matrix_shapes, model_vectors
 from fedkd_flwr.training.loop import seeded
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.core.declarations import WEIGHTS

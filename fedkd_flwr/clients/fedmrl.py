@@ -11,8 +11,8 @@ from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.shared_models import EnsembleClient, Pair
 from fedkd_flwr.models.features import feature_width, features, narrowest_width
 from fedkd_flwr.models.layers import Ensemble, head_of
-from fedkd_flwr.models.model_pool import Architecture, plain_copy
-from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, fill_model, model_vectors
+from fedkd_flwr.models.model_pool import Architecture, fill_model, plain_copy
+from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import seeded
 from strategies.fedmrl import FedMRLSettings
 

@@ -1,15 +1,18 @@
 """What may leave a client: what its method declares, as far as the node's policy allows it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TypeVar
 
 from fedkd_flwr.clients.messages import TrainReply
+from fedkd_flwr.clients.participation import Participation
 from fedkd_flwr.clients.policy import NodePolicy, PolicyError
-from fedkd_flwr.config import RunConfig
 from strategies.core.declarations import Data, Sent
 from strategies.core.evaluations import evaluated_metrics
+from strategies.core.method_record import MethodRecord
 from strategies.core.metrics import OF_TRAINING, SIZES
+from strategies.core.plan import PlanSettings
 from strategies.core.replies import Metric
 
 Value = TypeVar("Value")
@@ -19,24 +22,17 @@ class UndeclaredError(ValueError):
     """A client would send what its method does not declare."""
 
 
-def leaving(
-    reply: TrainReply, run: RunConfig, classes: int, policy: NodePolicy, has_noise: bool
-) -> TrainReply:
+def leaving(reply: TrainReply, part: Participation, classes: int) -> TrainReply:
     """Return what leaves a client of a reply.
 
     Parameters
     ----------
     reply : TrainReply
         What the client would send.
-    run : RunConfig
-        The run config, with the record of the method.
+    part : Participation
+        The run, the record of its method, and what the node's operator allows.
     classes : int
         K.
-    policy : NodePolicy
-        What the node's operator allows.
-    has_noise : bool
-        Whether noise hides the training samples in what the server needs. Anything else that
-        depends on them is left out then.
 
     Returns
     -------
@@ -50,39 +46,46 @@ def leaving(
     PolicyError
         If an item may not leave that the server needs.
     """
+    policy, (arrays, metrics) = part.node.policy, _declared(part, classes)
 
     def passed(
-        items: Mapping[str, Value], declared: Iterable[Sent], declaration: str
+        items: Mapping[str, Value], known: Mapping[str, Sent], declaration: str
     ) -> dict[str, Value]:
-        known, left = {sent.name: sent for sent in declared}, []
+        left = []
         for name in items:
             sent = declaration_of(name, known)
             if sent is None:
                 raise UndeclaredError(
-                    f"`{name}` is not declared: in the record of {run.strategy}, add "
+                    f"`{name}` is not declared: in the record of {part.run.strategy}, add "
                     f"{declaration.format(name)}"
                 )
-            if not _is_forbidden(sent, policy, has_noise):
+            if not _is_forbidden(sent, policy, part.has_noise):
                 left.append(name)
             elif sent.required:
                 raise PolicyError(f"the method sends `{name}`, which may not leave this node")
         return {name: items[name] for name in left}
 
     return TrainReply(
-        passed(reply.arrays, run.method.record.sends, "Sent({!r}) to `sends`"),
-        passed(reply.metrics, declared_metrics(run, classes), "Metric({!r}) to `train_metrics`"),
+        passed(reply.arrays, arrays, "Sent({!r}) to `sends`"),
+        passed(reply.metrics, metrics, "Metric({!r}) to `train_metrics`"),
         reply.answers if policy.tells_answers else b"",
     )
 
 
-def declared_metrics(run: RunConfig, classes: int) -> tuple[Metric, ...]:
-    """Return the numbers that a run with K classes declares.
+@lru_cache(maxsize=1024)
+def _declared(part: Participation, classes: int) -> tuple[dict[str, Sent], dict[str, Sent]]:
+    """Return the declarations of arrays and of metrics, by name."""
+    metrics = declared_metrics(part.run.plan, part.record, classes)
+    return {sent.name: sent for sent in part.record.sends}, {sent.name: sent for sent in metrics}
+
+
+def declared_metrics(plan: PlanSettings, record: MethodRecord, classes: int) -> tuple[Metric, ...]:
+    """Return the numbers that a run of a method with K classes declares.
 
     Of two with one name the method's own comes last, and counts.
     """
-    record = run.method.record
     of_method = *record.train_metrics, *record.evaluation_metrics
-    evaluated = evaluated_metrics(run.plan, classes, record.evaluates)
+    evaluated = evaluated_metrics(plan, classes, record.evaluates)
     return *SIZES, *OF_TRAINING, *of_method, *evaluated
 
 

@@ -87,10 +87,6 @@ class Node:
     policy: NodePolicy = TRUSTING_POLICY
     input_statistics: str = ""
 
-    def memory_folder(self, run_id: str) -> Path | None:
-        """Return the folder for the node's memory of a run, if any."""
-        return self.state_folder / run_id if self.state_folder and run_id else None
-
     @property
     def ledger(self) -> PrivacyLedger | None:
         """The ledger of the node's releases, if it has a folder for it.

@@ -9,7 +9,8 @@ from torch import nn
 
 from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, TrainReply
 from fedkd_flwr.models.layers import chosen_layers
-from fedkd_flwr.models.vectors import fill_from_vectors, fill_model, model_vectors
+from fedkd_flwr.models.model_pool import fill_model
+from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import Evaluation, Loss, evaluate
 from fedkd_flwr.training.losses import Proximal, cross_entropy, parameters_of
 from strategies.core.declarations import LayerChoice

@@ -13,8 +13,9 @@ from torch.nn import functional
 from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.messages import TRAIN
 from fedkd_flwr.clients.parameters import ParameterClient
+from fedkd_flwr.models.model_pool import fill_model
 from fedkd_flwr.models.torch_internals import draws_while_training, mixes_samples
-from fedkd_flwr.models.vectors import copied_state, fill_model
+from fedkd_flwr.models.vectors import copied_state
 from fedkd_flwr.training.jobs import TrainJob
 from fedkd_flwr.training.loop import (
     DivergedError,

@@ -9,13 +9,12 @@ import hashlib
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from fedkd_flwr.clients.local_training import LocalTraining, local_training
 from fedkd_flwr.clients.messages import TRAIN, Request
-from fedkd_flwr.clients.node import Node
+from fedkd_flwr.clients.participation import Participation, SameObject
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.config import RunConfig
 from fedkd_flwr.memory import (
@@ -33,17 +32,16 @@ from strategies.core.plan import Settings
 class Remembered:
     """The memory of one client, for one message, and where it is kept between messages."""
 
-    def __init__(self, kept_in: Place, run: RunConfig, settings: Settings, node: Node) -> None:
-        self._kept_in = kept_in
-        self._run, self._settings, self._node = run, settings, node
+    def __init__(self, kept_in: Place, part: Participation) -> None:
+        self._kept_in, self._part, self._node = kept_in, part, part.node
         self._replaceable: Collection[Path] | None = None
         self.memory = self._kept_in.memory
-        self.local: LocalTraining = local_training(run, node, self.memory)
+        self.local: LocalTraining = local_training(part.run, part.node, self.memory)
 
     def folder(self, request: Request) -> MemoryFolder | None:
         """Return the folder of the client's memory of a message's run, if it has one."""
-        folder = self._node.memory_folder(request.run_id)
-        return MemoryFolder(folder) if folder else None
+        folder, run_id = self._node.state_folder, request.run_id
+        return MemoryFolder(folder / run_id) if folder and run_id else None
 
     @contextmanager
     def held(self, request: Request) -> Iterator[None]:
@@ -127,7 +125,7 @@ class Remembered:
             raise PolicyError(reason)
 
     def _owner(self, request: Request) -> dict[str, float]:
-        return owner_of_memory(request.run_id, self._run, self._settings)
+        return owner_of_memory(request.run_id, self._part.run, self._part.settings)
 
     def note_round(self, request: Request) -> None:
         """Note that the memory includes the round of a message."""
@@ -154,30 +152,14 @@ def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str
 
     By the id alone, a run could continue from a model that another run trained without noise.
     """
-    return _owner(run_id, SameObjects(run, settings))
-
-
-@dataclass(frozen=True, eq=False)
-class SameObjects:
-    """The configs of a run as the key of a cache, compared by identity: nobody changes them."""
-
-    run: RunConfig
-    settings: Settings
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SameObjects):
-            return False
-        return self.run is other.run and self.settings is other.settings
-
-    def __hash__(self) -> int:
-        return hash((id(self.run), id(self.settings)))
+    return _owner(run_id, SameObject(run), SameObject(settings))
 
 
 @lru_cache(maxsize=4)
-def _owner(run_id: str, configs: SameObjects) -> dict[str, float]:
-    run = configs.run
+def _owner(run_id: str, same_run: SameObject, settings: SameObject) -> dict[str, float]:
+    run: RunConfig = same_run.value
     trained = run.strategy, run.dp_sgd, run.training, run.models, run.plan.seed
-    text = repr((run_id, *trained, configs.settings))
+    text = repr((run_id, *trained, settings.value))
     digest = hashlib.sha256(text.encode()).digest()
     # Integers of six bytes are exact in a float.
     return {str(n): float(int.from_bytes(digest[n : n + 6])) for n in range(0, 30, 6)}

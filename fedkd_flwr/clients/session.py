@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
-from functools import cached_property, lru_cache
+from functools import cached_property
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,11 @@ from fedkd_flwr.clients.evaluating import (
 )
 from fedkd_flwr.clients.gate import leaving
 from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
-from fedkd_flwr.clients.node import read_node
-from fedkd_flwr.clients.policy import has_noise
+from fedkd_flwr.clients.participation import Participation
 from fedkd_flwr.clients.remembered import Remembered
-from fedkd_flwr.clients.safeguard import LOCAL, Safeguard, run_of_private_model
-from fedkd_flwr.config import RunConfig
+from fedkd_flwr.clients.safeguard import Safeguard
 from fedkd_flwr.data.clients import (
     ClientData,
-    client_indices,
     hash_of_public_pool,
     load_client,
     public_samples,
@@ -46,18 +43,13 @@ from fedkd_flwr.export import (
     save_personalized_model,
 )
 from fedkd_flwr.memory import MODEL, PRIVATE, Memory, PartOfMemory, StoredState, own_context
-from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import Ensemble
-from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, give_back
-from fedkd_flwr.models.registry import assign_models
-from fedkd_flwr.models.settings import ModelSettings
-from fedkd_flwr.models.vectors import fill_model
+from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, fill_model, give_back
 from fedkd_flwr.training.jobs import StepCounter
 from fedkd_flwr.training.loop import Batch, seeded
 from strategies.core.evaluations import DISTILLATION, read_evaluation
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS, EvaluatedModel, metrics_of
-from strategies.core.plan import Settings
 from strategies.core.versions import as_sent
 
 OF_DISTILLED = frozenset(metric.name for metric in metrics_of(["distilled"]))
@@ -72,25 +64,22 @@ class Session:
     """
 
     def __init__(
-        self, context: Context, run: RunConfig, settings: Settings, beside: "Session | None" = None
+        self, context: Context, part: Participation, beside: "Session | None" = None
     ) -> None:
-        self.context, self.run = context, run
-        self.settings: Any = settings
-        self.node = read_node(context.node_config, run)
+        self.context, self.part, self.run, self.node = context, part, part.run, part.node
+        self.settings: Any = part.settings
         self.policy, self.partition_id = self.node.policy, self.node.partition_id
-        self.device = run.torch_device
+        self.device, self.model_name = part.device, part.model_name
         self.request = Request()
         place = PartOfMemory(beside.memory, PRIVATE) if beside else own_context(context)
-        self._remembered = Remembered(place, run, settings, self.node)
+        self._remembered = Remembered(place, part)
         self.memory: Memory = self._remembered.memory
         self.local = self._remembered.local
         self.gradient_steps: StepCounter = beside.gradient_steps if beside else StepCounter()
         self._borrowed: list[nn.Module] = beside._borrowed if beside else []
         self._data = beside.data if beside else None
         self._stored_state: StoredState | None = None
-        is_estimator = names_estimator(self.model_name)
-        kind = run.method.estimator_client if is_estimator else run.method.client
-        self.client: MethodClient = kind(self)
+        self.client: MethodClient = part.client(self)
         self._evaluating = Evaluating(self.client, self.local, self.gradient_steps)
 
     # ---- A message -------------------------------------------------------------------
@@ -110,7 +99,7 @@ class Session:
             self.save()
             self._remembered.note_round(request)
             evaluation = TrainReply()
-            if request.evaluate and self.run.method.record.evaluates_trained_model:
+            if request.evaluate and self.part.record.evaluates_trained_model:
                 evaluation = self.evaluate_model({}, server_round)
             self.keep()
         metrics = {**reply.metrics, **counts, **evaluation.metrics}
@@ -135,8 +124,7 @@ class Session:
 
     def _leaving(self, reply: TrainReply) -> TrainReply:
         """Return what leaves the client; arrays and metrics leave it nowhere else."""
-        noisy = has_noise(self.run, self.settings)
-        left = leaving(reply, self.run, self.data.classes, self.policy, noisy)
+        left = leaving(reply, self.part, self.data.classes)
         withheld = {k: v for k, v in reply.metrics.items() if k not in left.metrics}
         if withheld and not self.policy.trust_server:
             told = ", ".join(f"{name} {value:g}" for name, value in withheld.items())
@@ -178,7 +166,7 @@ class Session:
 
         Empty if the method does not evaluate this model, or the round is not evaluated.
         """
-        is_counted = self.request.asks_for(name) and name in self.run.method.record.evaluates
+        is_counted = self.request.asks_for(name) and name in self.part.record.evaluates
         return self._evaluating.counted(name) if is_counted else {}
 
     def evaluated_model(self, server_round: int) -> nn.Module:
@@ -280,11 +268,10 @@ class Session:
     @cached_property
     def safeguard(self) -> Safeguard | None:
         """The private model beside the method's, if the run asks for one."""
-        settings = self.run.plan.safeguard
-        if not settings.is_on or self.run.strategy == LOCAL:
+        if (private := self.part.private) is None:
             return None
-        alone = self.context, run_of_private_model(self.run), Settings()
-        return Safeguard(lambda: Session(*alone, beside=self), settings.mode)
+        mode = self.run.plan.safeguard.mode
+        return Safeguard(lambda: Session(self.context, private, beside=self), mode)
 
     # ---- What the client is and has --------------------------------------------------
 
@@ -311,10 +298,10 @@ class Session:
             "num-clients": 0 if own_data else run.plan.num_clients,
         }
 
-    @cached_property
+    @property
     def data_plan(self) -> DataPlan:
         """What the data of the run's clients depend on."""
-        return self.run.data_plan.at_node(self.node.data_path)
+        return self.part.data_plan
 
     @property
     def data(self) -> ClientData:
@@ -323,18 +310,11 @@ class Session:
             node = self.node
             own = (node.data_path, node.grouping, node.input_statistics)
             data = load_client(self.data_plan, self.partition_id, *own)
-            if node.data_path and not names_estimator(self.model_name):
+            if node.data_path and not self.part.is_estimator:
                 require_complete(data.samples.images, "this node", self.model_name)
             self.policy.check_data(data.sizes, data.in_public)
             self._data = data
         return self._data
-
-    @cached_property
-    def model_name(self) -> str:
-        """The architecture: the node's choice if it has one, else the run's assignment."""
-        if self.node.model:
-            return self.node.model
-        return assigned_models(self.run.models, self.data_plan)[self.partition_id]
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -426,12 +406,3 @@ class Session:
         self.memory.load_momentum(optimizer, names, replaced)
         yield
         self.memory.save_momentum(optimizer, names, replaced)
-
-
-@lru_cache(maxsize=2)
-def assigned_models(models: ModelSettings, data: DataPlan) -> list[str]:
-    """Return the architecture of every client of a run, by partition-id."""
-    sizes: list[int] = []
-    if models.model_assignment == "by-size":
-        sizes = [len(indices) for indices in client_indices(data)]
-    return assign_models(models.models, models.model_assignment, data.num_clients, sizes, data.seed)

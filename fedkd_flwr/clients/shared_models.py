@@ -15,8 +15,9 @@ from fedkd_flwr.models.model_pool import (
     architecture_of,
     borrowed,
     common_weights,
+    fill_model,
 )
-from fedkd_flwr.models.vectors import fill_from_vectors, fill_model
+from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.training.loop import seeded
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.parameters import SharedModelSettings

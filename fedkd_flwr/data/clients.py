@@ -331,7 +331,6 @@ def load_client(
     `data_path` is a node's own data, which are split by content: samples keep their part while
     others come and go. `statistics` is a file by which they may be scaled, see `statistics_in`.
     """
-    plan = plan.at_node(data_path)
     loaded, key = _loaded(plan), (partition_id, data_path, grouping, statistics)
     if key in loaded.clients:
         return loaded.clients[key]

@@ -3,7 +3,7 @@
 Building a network takes longer than a small client's training.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -118,3 +118,13 @@ def plain_copy(model: nn.Module, head: nn.Linear | None = None) -> nn.Module:
     """Return a copy of a model in its plain architecture, with any projection in its head."""
     plain = replace(architecture_of(model), feature_width=0)
     return fold_into(plain.build(), model, head).to(plain.device)
+
+
+@torch.no_grad()
+def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Overwrite the named parameters and buffers of a model. The others do not change."""
+    own = model.state_dict()
+    for name, tensor in tensors.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ValueError(f"the model has no {name} of shape {tuple(tensor.shape)}")
+        own[name].copy_(tensor)

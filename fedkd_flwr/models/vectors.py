@@ -81,13 +81,3 @@ def fill_from_vectors(
 def copied_state(model: nn.Module) -> dict[str, Tensor]:
     """Return copies of a model's parameters and buffers by name."""
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-@torch.no_grad()
-def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite the named parameters and buffers of a model. The others do not change."""
-    own = model.state_dict()
-    for name, tensor in tensors.items():
-        if name not in own or own[name].shape != tensor.shape:
-            raise ValueError(f"the model has no {name} of shape {tuple(tensor.shape)}")
-        own[name].copy_(tensor)

@@ -6,7 +6,7 @@ They are rows of one table, from which the accuracies of clients and rounds foll
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -161,16 +161,10 @@ def evaluated_metrics(
     plan: PlanSettings, classes: int, evaluates: Iterable[EvaluatedModel] = ()
 ) -> tuple[Metric, ...]:
     """Return what clients may report of models that they evaluate: their own and others."""
-    return _evaluated_metrics(plan.safeguard.is_on, plan.measures, classes, tuple(evaluates))
-
-
-@cache
-def _evaluated_metrics(
-    is_guarded: bool, measures: tuple[str, ...], classes: int, evaluates: tuple[EvaluatedModel, ...]
-) -> tuple[Metric, ...]:
+    is_guarded = plan.safeguard.is_on
     return (
         *metrics_of(("own", *evaluates, *(GUARDED if is_guarded else ()))),
-        *measured_metrics(measures, classes),
+        *measured_metrics(plan.measures, classes),
         *(SAFEGUARD_METRICS if is_guarded else ()),
         FINE_TUNING_STEPS,
     )
