@@ -2,7 +2,6 @@
 
 import json
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -194,24 +193,6 @@ def test_zero_clients_are_as_many_as_values(table, small, tmp_path):
 def test_a_column_that_names_no_clients_is_refused(changes, sentence, table, small, tmp_path):
     base = {**small, "strategy": "local", "dataset": table, "max-samples": 0}
     assert_refused(sentence, {**base, **changes}, tmp_path / "run")
-
-
-def test_arrow_folders_and_sets_of_the_hub_have_columns(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
-    for part in range(2):
-        rows = {"image": list(images), "label": [0, 1] * 4, "hand": [f"h{part}"] * 8}
-        label, hand = datasets.Value("int64"), datasets.Value("string")
-        columns = {"image": datasets.Image(), "label": label, "hand": hand}
-        saved = datasets.Dataset.from_dict(rows, datasets.Features(columns))
-        saved.save_to_disk(tmp_path / "saved" / f"partition_{part}")
-        hub_file = tmp_path / "root" / "org" / "hands" / f"train-{part}.parquet"
-        hub_file.parent.mkdir(parents=True, exist_ok=True)
-        saved.to_parquet(hub_file)
-    for dataset in (f"folder:{tmp_path / 'saved'}", "hf:org/hands"):
-        root = str(tmp_path / "root")
-        plan = plan_of(2, dataset=dataset, client_column="hand", data_root=root)
-        shares = [indices.tolist() for indices in client_indices(plan)]
-        assert shares == [list(range(8)), list(range(8, 16))]
 
 
 def sites():

@@ -113,20 +113,6 @@ def test_the_noise_of_a_pair_is_that_of_a_mean_of_minus_one_zero_and_one():
     assert large[0] == pytest.approx(draws.mean(axis=1).var(), rel=0.05)
 
 
-def test_the_estimate_with_answers_is_closer_than_that_with_counts():
-    """True gains are normal with deviation 2 points: P(gain ≤ -1) = Φ(-0.5) = 0.309."""
-    generator = np.random.default_rng(1)
-    images, clients = 400, 300
-    truth = generator.normal(0.0, 0.02, clients)
-    up, down = 0.03 + np.maximum(truth, 0), 0.03 + np.maximum(-truth, 0)
-    won, lost = (generator.binomial(images, p).astype(float) for p in (up, down))
-    size = np.full(clients, float(images))
-    share = estimated_share((won - lost) / images, noise_of_paired(lost, won, size))
-    assert share == pytest.approx(stats.norm.cdf(-0.5), abs=0.05)
-    before = np.full(clients, 0.8 * images)
-    assert share_of_independent(before + won - lost, before, size) < share - 0.1
-
-
 def test_without_a_variance_between_clients_the_estimate_keeps_the_error_of_the_mean():
     gains, noise = np.full(20, -0.01), np.full(20, 0.0004)
     assert estimated_share(gains, noise) == pytest.approx(0.5)
