@@ -44,7 +44,7 @@ SMALL = {
     "local-iterations": 0,
 }
 
-SHARING = ("test_deployment", "test_ray_cluster", "test_report_browser", "test_two_silos")
+SHARING = ("test_deployment", "test_ray_cluster", "test_report", "test_two_silos")
 """Files whose slow proofs share a federation, a cluster or a browser."""
 
 LONGEST = (

@@ -84,7 +84,7 @@ def change_json(path, **entries):
     """Change entries of a file; an object is merged into the one that is there."""
     content = json.loads(path.read_text())
     for name, value in entries.items():
-        content[name] = {**content[name], **value} if isinstance(value, dict) else value
+        content[name] = {**content.get(name, {}), **value} if isinstance(value, dict) else value
     path.write_text(json.dumps(content))
 
 

@@ -166,22 +166,6 @@ def write_table(path, writers):
     return f"folder:{path}"
 
 
-@pytest.fixture
-def sweep(table, tmp_path):
-    path = tmp_path / "sweep.toml"
-    lines = [f"{key} = {value!r}" for key, value in {**SETTINGS, "dataset": table}.items()]
-    path.write_text("\n".join(["[base]", *lines, "[grid]", "seed = [0, 1]"]))
-    return path
-
-
-def test_a_sweep_skips_what_is_finished(sweep, tmp_path):
-    told = []
-    for _ in range(2):
-        runs = run_sweep(sweep, tmp_path / "runs", on_run=told.append)
-        assert [run.config["num-clients"] for run in runs] == [4, 4]
-    assert [progress.state for progress in told[-2:]] == ["skipped", "skipped"]
-
-
 def test_the_sweep_of_a_tuning_finds_its_data_from_any_folder(table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = {"dataset": "folder:table.parquet", "data-root": "sets", "client-split": "60/20/20"}

@@ -1,20 +1,14 @@
 """Tests of the benchmark framework, on tasks that take almost no time."""
 
-import copy
 import os
 
-import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks import pairs, published
 from benchmarks.bare import BareClient, bare_round
-from benchmarks.flower_simulation import FedAvgWithTests, client_app_for
-from benchmarks.published import logistic_regression
 from benchmarks.records import current_conditions, read_records
 
 
@@ -112,15 +106,6 @@ def test_rows_are_read_as_they_were_written(monkeypatch, tmp_path):
     assert rows[0].conditions.load == 0.5
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"a": 1}', "[1]", '[{"name": "quick"}]'])
-def test_other_files_are_refused_and_left_unchanged(monkeypatch, tmp_path, content):
-    file = tmp_path / "run.json"
-    file.write_text(content)
-    ended = call(monkeypatch, "enough", "--json", str(file))
-    assert (ended.exit_code, file.read_text()) == (2, content)
-    assert "does not hold rows of benchmarks" in " ".join(ended.output.replace("│", "").split())
-
-
 def test_every_benchmark_can_be_imported():
     assert {*command.NAMED} < {*command.BENCHMARKS}
     for name in command.BENCHMARKS.values():
@@ -141,50 +126,6 @@ def folder(tmp_path_factory):
     further |= {"fraction-train": 0.25}
     published.write_clients({**published.settings_for(""), **further}, CLIENTS, written)
     return written
-
-
-def part_of(folder, part, client):
-    return torch.from_numpy(np.load(folder / f"{part}.npy")[client])
-
-
-def answer(folder, message_type, client, model):
-    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord()})
-    message = Message(content, dst_node_id=1, message_type=message_type)
-    context = Context(1, 1, {"partition-id": client}, RecordDict(), {})
-    return client_app_for(folder)(message, context).content
-
-
-def test_every_client_has_its_samples(folder):
-    assert np.load(folder / "train_images.npy").shape == (CLIENTS, 12, 1, 28, 28)
-    assert np.load(folder / "test_labels.npy").shape == (CLIENTS, 2)
-
-
-def test_the_plain_client_trains_the_received_model_on_its_own_samples(folder):
-    torch.manual_seed(0)
-    model = logistic_regression()
-    trained = copy.deepcopy(model)
-    for _ in range(20):
-        reply = answer(folder, "train", 3, trained)
-        trained.load_state_dict(reply["arrays"].to_torch_state_dict())
-    assert reply["metrics"]["num-examples"] == 12
-    images, labels = part_of(folder, "train_images", 3), part_of(folder, "train_labels", 3)
-    before, after = (cross_entropy(one(images), labels) for one in (model, trained))
-    assert after < before
-
-
-def test_the_plain_client_tests_the_received_model(folder):
-    torch.manual_seed(0)
-    model = logistic_regression()
-    labels = part_of(folder, "test_labels", 5)
-    correct = model(part_of(folder, "test_images", 5)).argmax(dim=1) == labels
-    metrics = answer(folder, "evaluate", 5, model)["metrics"]
-    assert metrics == {"accuracy": float(correct.float().mean()), "num-examples": 2}
-
-
-def test_other_rounds_are_not_tested():
-    strategy = FedAvgWithTests()
-    for server_round in (1, published.TEST_EVERY - 1, published.TEST_EVERY + 1):
-        assert strategy.configure_evaluate(server_round, ArrayRecord(), ConfigRecord(), None) == []
 
 
 def test_rows_are_ratios_of_seconds():

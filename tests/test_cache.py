@@ -196,15 +196,6 @@ def test_the_least_recently_used_files_are_removed(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_a_reader_keeps_removed_data(folder):
-    path = folder / "a.safetensors"
-    cache.keep_arrays(path, ARRAYS)
-    images = cache.read_array(path, "images")
-    cache.make_room(folder, 0)
-    assert cache.read_array(path, "images") is None
-    assert torch.equal(images, ARRAYS["images"])
-
-
 def work_on(path, removes, found):
     """Write and remove the same file again and again, or write and read it."""
     ends_at = time.monotonic() + 0.8

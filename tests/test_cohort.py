@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -26,10 +25,9 @@ from fedkd_flwr.training.cohort import (
     cohort_key,
     cohort_size,
     predict_together,
-    run_together,
     train_together,
 )
-from fedkd_flwr.training.jobs import PredictJob, TrainJob, result_of
+from fedkd_flwr.training.jobs import PredictJob, TrainJob
 from fedkd_flwr.training.loop import DivergedError, build_optimizer, computing_in
 from fedkd_flwr.training.losses import Linear, Proximal, cross_entropy, parameters_of
 
@@ -64,13 +62,9 @@ def first_two(jobs):
 
 def jobs_of(models, rate=0.02, **settings):
     return [
-        TrainJob(
-            model,
-            cross_entropy,
-            build_optimizer("sgd", model.parameters(), rate, **settings),
-            batches_of(client),
-        )
+        TrainJob(model, cross_entropy, step, batches_of(client))
         for client, model in enumerate(models)
+        for step in [build_optimizer("sgd", model.parameters(), rate, **settings)]
     ]
 
 
@@ -106,29 +100,6 @@ def test_the_divergence_of_one_client_does_not_affect_the_others():
     assert np.isfinite([losses[0], losses[2]]).all()
     for position in (0, 2):
         assert all(value.isfinite().all() for value in models[position].parameters())
-
-
-def test_a_client_receives_its_divergence_and_its_results():
-    models = models_of("mlp")
-
-    def client(position):
-        try:
-            loss = result_of(jobs_of(models)[position])
-        except DivergedError:
-            return "diverged"
-        logits = result_of(PredictJob(models[position], batches_of(position)[0][0]))
-        return round(loss, 3), tuple(logits.shape)
-
-    def failing():
-        result_of(PredictJob(models[0], batches_of(0)[0][0]))
-        raise OSError("its disk is gone")
-
-    answers = run_together([partial(client, 0), failing, partial(client, 2)], "cpu")
-    assert answers[0][1] == (8, 10) and answers[2][1] == (8, 10)
-    assert isinstance(answers[1], OSError)
-    fresh = models_of("mlp")
-    losses = [job.run() for job in jobs_of(fresh)]
-    assert [answers[0][0], answers[2][0]] == [round(losses[0], 3), round(losses[2], 3)]
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet"])
@@ -242,14 +213,6 @@ def test_loss_and_gradient_are_those_of_pytorch(unlabeled):
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("named", [{}, {"reduction": "mean"}])
-def test_the_plain_cross_entropy_is_decomposed(monkeypatch, named):
-    name = "fedkd_flwr.training.batched_functions.mean_cross_entropy"
-    monkeypatch.setattr(name, lambda logits, labels: "taken apart")
-    with BatchedFunctions():
-        assert functional.cross_entropy(*samples(), **named) == "taken apart"
-
-
 @pytest.mark.parametrize(
     "named",
     [
@@ -332,22 +295,14 @@ def test_a_cohort_equals_clients_alone(name):
 
 @pytest.mark.parametrize("changes", [{"models": "mlp", "cohort": "on"}, {"models": "lenet,mlp"}])
 def test_bf16_is_close_to_float32_but_not_equal(changes, small, tmp_path):
-    runs = {
-        precision: fedkd_flwr.run(
-            {
-                **small,
-                **changes,
-                "precision": precision,
-                "models-dir": str(tmp_path / precision / "models"),
-            },
-            output_dir=tmp_path / precision / "run",
-        )
-        for precision in ("float32", "bf16")
-    }
-    losses = [runs[precision].rounds["train_loss_mean"] for precision in ("float32", "bf16")]
+    losses = []
+    for precision in ("float32", "bf16"):
+        own = {"precision": precision, "models-dir": str(tmp_path / "models")}
+        run = fedkd_flwr.run({**small, **changes, **own}, output_dir=tmp_path / precision)
+        losses.append(run.rounds["train_loss_mean"])
     assert not np.array_equal(*losses)
     np.testing.assert_allclose(*losses, rtol=0.05)
-    for tensor in load_file(tmp_path / "bf16" / "models" / "0.safetensors").values():
+    for tensor in load_file(tmp_path / "models" / "0.safetensors").values():
         assert tensor.dtype == np.float32
 
 

@@ -174,11 +174,6 @@ def test_verdicts_follow_the_table_and_holm_counts_the_methods_that_are_tested(t
     assert "over 2 methods" in comparison.notes[0]
 
 
-def test_settings_read_from_another_method_s_table_define_a_run():
-    assert "feddf.distillation-steps" in defining_settings({"strategy": "pfeddf"})
-    assert "feddf.distillation-steps" not in defining_settings({"strategy": "fedavg"})
-
-
 def test_results_on_validation_data_are_for_a_choice(tmp_path):
     for strategy in ("local", "kt-pfl"):
         split = {"evaluated-split": "validation", "client-split": "60/20/20"}
@@ -246,13 +241,6 @@ def test_the_worst_tenth_of_many_clients_is_more_than_one(tmp_path):
     assert compare(tmp_path).table.loc["local", "clients_worst_tenth"] == pytest.approx(0.2)
 
 
-def test_gains_pair_each_client_with_itself(two_methods):
-    clients = compare(two_methods).clients.set_index(["method", "seed", "partition_id"])
-    np.testing.assert_allclose(clients.loc["kt-pfl", 0]["gain"], [0.0, 0.1, 0.3, 0.4])
-    np.testing.assert_allclose(clients.loc["kt-pfl", 1]["gain"], [0.7, 0, 0, 0.5], atol=1e-12)
-    assert clients.loc["local"]["gain"].isna().all()
-
-
 def test_paths_runs_and_folders_are_all_taken_once(two_methods):
     paths = sorted(two_methods.iterdir())
     mixed = [str(paths[0]), load_run(paths[1]), two_methods]
@@ -306,8 +294,6 @@ def test_a_path_without_runs_is_said_to_be_what_it_is(tmp_path):
 
 
 def test_nothing_finished_or_nothing_there_is_refused(tmp_path):
-    with pytest.raises(RunDirectoryError, match="holds no run"):
-        compare(tmp_path)
     with pytest.raises(RunDirectoryError, match="no runs"):
         compare([])
     write_run(tmp_path, "kt-pfl", 0, [0.5], finished=False)
@@ -324,6 +310,7 @@ def test_nothing_finished_or_nothing_there_is_refused(tmp_path):
         ({"public-dataset": "mnist"}, ["public-dataset (held-out, mnist)", "held-out-size ("]),
         ({"client-split": "60/20/20"}, ["client-split (12/0/88, 60/20/20)"]),
         ({"num-clients": 3}, ["num-clients (2, 3)"]),
+        ({"new-clients": 0.5}, ["new-clients (0.0, 0.5)"]),
     ],
 )
 def test_different_data_is_refused_by_the_names_of_the_keys(tmp_path, changes, words):
@@ -419,10 +406,8 @@ def test_of_two_equal_runs_the_later_counts(tmp_path):
 
 def test_accuracy_and_gain_are_of_the_same_file(two_methods):
     for path in two_methods.iterdir():
-        summary = json.loads((path / "summary.json").read_text())
-        for name in ("mean", "std", "min"):
-            summary["last_round"][f"accuracy_{name}"] = 0.99
-        (path / "summary.json").write_text(json.dumps(summary))
+        other = {f"accuracy_{name}": 0.99 for name in ("mean", "std", "min")}
+        change_json(path / "summary.json", last_round=other)
     row = compare(two_methods).table.loc["kt-pfl"]
     assert (row["accuracy"], row["gain"]) == (pytest.approx(0.8), pytest.approx(0.25))
     assert row["clients_worst"] == pytest.approx(0.7)
@@ -455,6 +440,8 @@ def test_settings_of_older_runs_have_their_defaults():
     assert settings["seed"] == 3
     assert settings["kt-pfl.rho"] == 0.6
     assert not {"output-dir", "persfl.teacher"} & settings.keys()
+    # One method reads the table of another.
+    assert "feddf.distillation-steps" in defining_settings({"strategy": "pfeddf"})
 
 
 def test_unknown_settings_of_other_versions_distinguish_runs(tmp_path):
@@ -475,16 +462,6 @@ def test_unknown_settings_of_other_versions_distinguish_runs(tmp_path):
     assert not any("repeats" in note for note in comparison.notes)
 
 
-def test_a_later_method_may_read_the_table_of_another(tmp_path):
-    for rho in (0.6, 0.9):
-        foreign = {"strategy": "a-later-method", "kt-pfl.rho": rho}
-        write_run(tmp_path, "local", 0, [0.5] * 2, foreign=foreign)
-    assert list(compare(tmp_path).table.index) == [
-        "a-later-method (rho=0.6)",
-        "a-later-method (rho=0.9)",
-    ]
-
-
 def test_a_table_that_only_a_later_version_writes_divides_nothing(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.5] * 2)
     write_run(tmp_path, "kt-pfl", 1, [0.7] * 2, foreign={"later.mu": 0.1})
@@ -495,12 +472,6 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:40])
 
 
-def without_accuracy(path):
-    summary = json.loads(path.read_text())
-    del summary["last_round"]
-    path.write_text(json.dumps(summary))
-
-
 DAMAGE = {
     "config cut": ("config.json", cut),
     "config of another program": ("config.json", lambda path: path.write_text('["kt-pfl"]')),
@@ -508,7 +479,7 @@ DAMAGE = {
     "config of bytes": ("config.json", lambda path: path.write_bytes(b"\xff\xfe\x00")),
     "summary cut": ("summary.json", cut),
     "summary empty": ("summary.json", lambda path: path.write_text("")),
-    "summary without results": ("summary.json", without_accuracy),
+    "summary without results": ("summary.json", lambda path: path.write_text("{}")),
     "clients in a folder's place": ("clients.jsonl", lambda p: (p.unlink(), p.mkdir())),
     "no rounds": ("rounds.jsonl", lambda path: path.write_text("")),
     "matrices cut": ("matrices/c.npy", lambda p: append_array(p, np.array(["text"]))),
@@ -529,13 +500,6 @@ def test_a_damaged_run_does_not_keep_others_from_being_compared(two_methods, fil
     with pytest.raises(RunDirectoryError, match=path.name) as refusal:
         compare([two_methods, path])
     assert "\n" not in str(refusal.value)
-
-
-def test_a_folder_of_damaged_runs_alone_is_refused_by_their_names(tmp_path):
-    path = write_run(tmp_path, "local", 0, [0.5, 0.5])
-    cut(path / "config.json")
-    with pytest.raises(RunDirectoryError, match=f"no runs to compare.*{path.name}"):
-        compare(tmp_path)
 
 
 def test_markdown_parses_back(two_methods):
@@ -604,24 +568,12 @@ def test_presets_of_one_data_set_have_the_same_splits():
 # ---- Runs that allow no verdict, or none for some clients ----------------------------
 
 
-def sentence(folder, beginning):
-    """Return the only verdict or note of a comparison that begins so."""
-    compared = compare(folder)
-    (found,) = [s for s in [*compared.verdicts, *compared.notes] if s.startswith(beginning)]
-    return found
-
-
 def write(folder, **methods):
     """Write runs of methods: their accuracies of two clients, by seed."""
     for method, by_seed in methods.items():
         for seed, accuracies in by_seed.items():
             write_run(folder, method.replace("_", "-"), seed, accuracies)
     return folder
-
-
-def describe(path, **description):
-    file = path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **description}))
 
 
 def fail(path, partition_id, rounds):
@@ -648,8 +600,8 @@ def test_runs_with_other_rounds_or_data_have_no_gain_and_no_verdict(tmp_path):
     assert compare(tmp_path / "alike").table.loc["fedavg", "verdict"] == "better"
     paths = gaining(tmp_path / "other", **{"num-server-rounds": 40})
     for path in sorted(tmp_path.glob("other/*")):
-        describe(path, data={"split": "a"} if path != paths[1] else {"split": "b"})
-    describe(paths[2], data={"split": "a", "dataset": "c"})
+        change_json(path / "config.json", data={"split": "a" if path != paths[1] else "b"})
+    change_json(paths[2] / "config.json", data={"dataset": "c"})
     compared = compare(tmp_path / "other")
     assert "gain" not in compared.table or np.isnan(compared.table.loc["fedavg", "gain"])
     assert compared.effects == compared.pairs == {}
@@ -674,10 +626,8 @@ def test_a_client_that_never_gave_a_valid_reply_leaves_no_verdict(tmp_path):
     for seed in (0, 2):
         fail(paths[seed], 0, rounds=(1, 2))
     fail(paths[1], 1, rounds=(2,))
-    compared, silent = (
-        compare(tmp_path),
-        "client 0 gave no valid reply in 2 of 2 rounds of seeds 0, 2",
-    )
+    compared = compare(tmp_path)
+    silent = "client 0 gave no valid reply in 2 of 2 rounds of seeds 0, 2"
     assert compared.verdicts == [
         f"fedavg has no verdict against local: in fedavg {silent}; correct that and run it again."
     ]
@@ -699,22 +649,9 @@ def test_a_client_that_failed_in_some_rounds_is_noted(tmp_path):
 
 def test_without_a_common_seed_the_note_says_which_to_run(tmp_path):
     write(tmp_path, local={0: [0.5, 0.6]}, kt_pfl={1: [0.6, 0.7], 2: [0.6, 0.8]})
-    assert sentence(tmp_path, "There is no run of local") == (
+    comparison = compare(tmp_path)
+    assert (
         "There is no run of local with a seed of the others, so there are no verdicts; "
         "run it with seed 1, 2."
-    )
-    comparison = compare(tmp_path)
+    ) in comparison.notes
     assert comparison.verdicts == [] and comparison.pairs == {}
-
-
-def test_accuracies_of_nan_are_left_out_and_named(tmp_path):
-    seeds = range(3)
-    write(
-        tmp_path,
-        local={seed: [0.5, math.nan] for seed in seeds},
-        kt_pfl={seed: [0.6 + seed / 100, 0.9] for seed in seeds},
-    )
-    assert "on 1 of 2 clients" in sentence(tmp_path, "kt-pfl seed 0 is compared")
-    assert "1 of 2 clients" in sentence(tmp_path, "local seed 0 has results of")
-    # Of the client with an accuracy in both: 10, 11 and 12 points.
-    assert sentence(tmp_path, "kt-pfl is").startswith("kt-pfl is better than local: +11.0 points")

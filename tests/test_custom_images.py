@@ -111,16 +111,6 @@ def test_a_folder_of_images(own, tmp_path):
     np.testing.assert_array_equal(found.labels.numpy(), LABELS[order])
     run = fedkd_flwr.run({**own, "dataset": f"folder:{folder}"}, output_dir=tmp_path / "run")
     assert list(run.rounds["failures"]) == [0]
-    parts = tmp_path / "parts"
-    for part, positions in (("train", slice(0, 60)), ("test", slice(60, 120))):
-        write_image_folder(
-            parts / part, PIXELS[positions], np.array(["a", "b", "c"])[LABELS][positions]
-        )
-    pooled = load_images(f"folder:{parts}")
-    assert np.bincount(pooled.labels).tolist() == [40, 40, 40]
-    (tmp_path / "photos/0/0000.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"0000\.png.* is no readable image file"):
-        load_images(f"folder:{folder}", "", DataFormat(shape=(3, 4, 4)))
 
 
 def test_a_relative_folder_is_resolved_once(tmp_path, monkeypatch):
@@ -164,10 +154,7 @@ def test_public_images_need_neither_labels_nor_the_private_shape(own, logged, tm
         ({"dataset": "hf:../../etc"}, r"is not one of .* own as hf:ORG/NAME"),
         ({"dataset": "folder:"}, "is not one of"),
         ({"dataset": "folder:PHOTOS", "num-classes": 2}, "3 folders; it needs|classes 0 to 2"),
-        (
-            {"dataset": "folder:PHOTOS", "image-shape": "2,8,8"},
-            r"cannot have the shape \(2, 8, 8\)",
-        ),
+        ({"dataset": "folder:PHOTOS", "image-shape": "2,8,8"}, r"cannot have the shape \(2, 8"),
     ],
 )
 def test_missing_data_are_refused_in_one_line(changes, sentence, own, tmp_path):
@@ -186,10 +173,7 @@ def test_missing_data_are_refused_in_one_line(changes, sentence, own, tmp_path):
     ("labels", "sentence"),
     [
         ([0] * 120, "has labels of one class; a model needs at least two"),
-        (
-            [*range(10)] * 11 + [10**9] * 10,
-            "up to 1000000000, and at most 100000 classes",
-        ),
+        ([*range(10)] * 11 + [10**9] * 10, "up to 1000000000, and at most 100000 classes"),
     ],
 )
 def test_labels_that_no_model_can_learn_are_refused(labels, sentence, own, tmp_path):

@@ -47,15 +47,10 @@ def halved():
 
 def test_a_registered_method_runs_with_its_settings(halved, small, tmp_path):
     changes = {"models": "mlp", "num-server-rounds": 1, "num-clients": 2}
+    methods = [{"strategy": "halved", "halved.mu": 2.0}, {"strategy": "fedprox", "fedprox.mu": 2.0}]
     own, same, other = (
         fedkd_flwr.run({**small, **changes, **method}, output_dir=tmp_path / str(n))
-        for n, method in enumerate(
-            [
-                {"strategy": "halved", "halved.mu": 2.0},
-                {"strategy": "fedprox", "fedprox.mu": 2.0},
-                {"strategy": "halved"},
-            ]
-        )
+        for n, method in enumerate([*methods, {"strategy": "halved"}])
     )
     assert list(own.rounds["loss_mean"]) == list(same.rounds["loss_mean"])
     assert list(own.rounds["loss_mean"]) != list(other.rounds["loss_mean"])
@@ -74,13 +69,8 @@ def test_only_the_run_that_uses_it_has_its_settings(halved):
 
 
 def test_flower_is_given_own_settings_under_one_key(halved):
-    flat = {
-        "strategy": "halved",
-        "models": "mlp",
-        "halved.mu": 1e-05,
-        "halved.rule": 'a "word", \\ = 1',
-    }
-    configuration = read_config(flat)
+    own = {"halved.mu": 1e-05, "halved.rule": 'a "word", \\ = 1'}
+    configuration = read_config({"strategy": "halved", "models": "mlp", **own})
     packed = configuration.for_flower()
     assert set(packed) == set(known_names())
     assert read_config(packed) == configuration
@@ -154,24 +144,6 @@ def test_an_inherited_setting_stays_in_the_table_of_the_parent_that_declared_it(
     assert MixedSettings.flat_keys() == ["mixed.power", *KTpFLSettings.flat_keys()]
 
 
-def test_built_in_methods_share_tables():
-    def keys(name):
-        return METHODS[name].record.settings_type.flat_keys()
-
-    assert keys("fedmd") == keys("sim-pfl")
-    own_of_kt_pfl = {
-        "knowledge-weight",
-        "rho",
-        "coefficient-learning-rate",
-        "coefficient-batch-size",
-        "step-coefficients",
-    }
-    assert {*keys("kt-pfl")} - {*keys("fedmd")} == {f"kt-pfl.{name}" for name in own_of_kt_pfl}
-    assert "feddf.distillation-steps" in keys("pfeddf")
-    # A parent without a table leaves its fields to each method.
-    assert "ds-fl.temperature" in keys("ds-fl") and "hypcluster.clusters" in keys("hypcluster")
-
-
 def test_a_derived_method_reads_the_settings_of_its_parent(small, tmp_path):
     hot, default = (
         fedkd_flwr.run({**small, **changes}, strategy=NEAREST, output_dir=tmp_path / name)
@@ -209,16 +181,6 @@ def test_invalid_methods_are_not_registered(changes, sentence):
         fedkd_flwr.register(**given)
     assert "mine" not in REGISTERED
     assert "kt-pfl" in METHODS
-
-
-def test_a_name_of_this_process_alone_is_refused_under_ray(halved, small, tmp_path):
-    with pytest.raises(ConfigError, match="halved is registered in this process"):
-        fedkd_flwr.run(
-            {**small, "models": "mlp"},
-            strategy="halved",
-            engine="simulation",
-            output_dir=tmp_path / "run",
-        )
 
 
 def test_a_name_of_this_process_alone_is_refused_in_a_deployment(halved, small, monkeypatch):
@@ -311,22 +273,3 @@ def test_a_sweep_with_settings_that_no_method_has_is_refused(sweep, strategies, 
     path = sweep(f"[grid]\nstrategy = {strategies}\nnearest.sharpness = [5.0]\n")
     with pytest.raises(ConfigError, match=sentence):
         read_sweep(path)
-
-
-def test_a_grid_over_a_setting_runs_methods_that_do_not_read_it_once(sweep, halved, logged):
-    methods = 'strategy = ["local", "halved", "kt-pfl"]'
-    path = sweep(f"[base]\nmodels = 'mlp'\n[grid]\n{methods}\nkt-pfl.temperature = [1.0, 10.0]\n")
-    key = "kt-pfl.temperature"
-    assert asked_for(read_sweep(path), key) == [
-        ("local", None), ("halved", None), ("kt-pfl", 1.0), ("kt-pfl", 10.0)
-    ]  # fmt: skip
-    said = "Methods ignore the settings of others: local ignores {0}; halved ignores {0}."
-    assert logged(logging.INFO) == [said.format(key)]
-
-
-def test_a_sweep_may_name_it(sweep):
-    sweep = sweep(f'[grid]\nstrategy = ["{NEAREST}", "kt-pfl"]\n')
-    names = list(read_sweep(sweep))
-    assert names[0].startswith("examples.own_method-nearest-seed0-")
-    assert issubclass(read_config({"strategy": NEAREST}).run.method.client, KTpFLClient)
-    assert issubclass(type(read_config({"strategy": NEAREST}).settings), KTpFLSettings)

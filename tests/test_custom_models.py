@@ -96,18 +96,19 @@ def with_shared_statistics(shape, classes):
     return nn.Sequential(own, nn.Linear(8, classes))
 
 
-def drawn_by_numpy(shape, classes):
+def with_weights_of(draws, classes):
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, classes))
-    draws = np.random.normal(size=model[1].weight.shape)
-    nn.init.zeros_(model[1].weight).data += torch.from_numpy(draws).float()
+    weights = draws.normal(size=model[1].weight.shape)
+    nn.init.zeros_(model[1].weight).data += torch.from_numpy(weights).float()
     return model
+
+
+def drawn_by_numpy(shape, classes):
+    return with_weights_of(np.random, classes)
 
 
 def seeded_by_torch(shape, classes):
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, classes))
-    draws = np.random.default_rng(torch.initial_seed()).normal(size=model[1].weight.shape)
-    nn.init.zeros_(model[1].weight).data += torch.from_numpy(draws).float()
-    return model
+    return with_weights_of(np.random.default_rng(torch.initial_seed()), classes)
 
 
 def with_a_frozen_body(shape, classes):

@@ -2,7 +2,6 @@
 
 import json
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -164,14 +163,8 @@ def test_fewer_clients_share_the_values_evenly_as_the_seed_says(table):
 
 
 def test_zero_clients_are_as_many_as_values(table, small, tmp_path):
-    changes = {
-        "strategy": "local",
-        "dataset": table,
-        "client-column": "writer",
-        "num-clients": 0,
-        "models": "mlp",
-    }
-    changes |= {"held-out-size": 8, "max-samples": 0}
+    changes = {"strategy": "local", "models": "mlp", "held-out-size": 8, "max-samples": 0}
+    changes |= {"dataset": table, "client-column": "writer", "num-clients": 0}
     run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert (run.config["num-clients"], run.config["partition"]) == (4, "by-column")
     rows = json.loads((run.path / "split.json").read_text())
@@ -202,29 +195,6 @@ def test_a_column_that_names_no_clients_is_refused(changes, sentence, table, sma
     assert_refused(sentence, {**base, **changes}, tmp_path / "run")
 
 
-def test_arrow_folders_and_sets_of_the_hub_have_columns(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
-    for part in range(2):
-        rows = {"image": list(images), "label": [0, 1] * 4, "hand": [f"h{part}"] * 8}
-        features = datasets.Features(
-            {
-                "image": datasets.Image(),
-                "label": datasets.Value("int64"),
-                "hand": datasets.Value("string"),
-            }
-        )
-        saved = datasets.Dataset.from_dict(rows, features)
-        saved.save_to_disk(tmp_path / "saved" / f"partition_{part}")
-        hub_file = tmp_path / "root" / "org" / "hands" / f"train-{part}.parquet"
-        hub_file.parent.mkdir(parents=True, exist_ok=True)
-        saved.to_parquet(hub_file)
-    for dataset in (f"folder:{tmp_path / 'saved'}", "hf:org/hands"):
-        root = str(tmp_path / "root")
-        plan = plan_of(2, dataset=dataset, client_column="hand", data_root=root)
-        shares = [indices.tolist() for indices in client_indices(plan)]
-        assert shares == [list(range(8)), list(range(8, 16))]
-
-
 def sites():
     """Eighteen rows of three sites."""
     labels = np.arange(18) % 2
@@ -232,13 +202,9 @@ def sites():
 
 
 BY_SITE = {
-    "strategy": "local",
-    "public-size": 0,
-    "held-out-size": 3,
-    "num-server-rounds": 1,
-    "num-clients": 0,
-    "models": "mlp",
-}
+    "strategy": "local", "public-size": 0, "held-out-size": 3, "num-server-rounds": 1,
+    "num-clients": 0, "models": "mlp",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dataset", [sites(), f"{HERE}:sites"], ids=["arrays", "function"])

@@ -7,10 +7,8 @@ import shutil
 import numpy as np
 import pytest
 from helpers import change_json
-from typer.testing import CliRunner
 
 import fedkd_flwr
-from fedkd_flwr.cli import app
 from fedkd_flwr.memory.folder import FORGOTTEN
 from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run
 
@@ -219,15 +217,6 @@ def test_an_evicted_memory_is_reported_before_a_run_is_continued(run):
     with pytest.raises(RunDirectoryError, match=f"{run} cannot be continued: this node has remov"):
         fedkd_flwr.resume(run, num_server_rounds=3)
     assert load_run(run).finished
-
-
-def test_the_command_line_reports_damage_in_one_line(run):
-    half(run / "config.json")
-    for arguments in (["run", "--resume", run], ["genotypes", run], ["compare", run]):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert result.exit_code == 1
-        assert result.stderr.startswith(f"Error: {run / 'config.json'} is damaged (")
-        assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("path", ["a\0b", "~nobody-has-this-name/run", "x" * 5000])

@@ -71,24 +71,6 @@ def test_networks_and_a_forest_give_the_same_numbers_under_ray(small, tmp_path):
     assert here.clients[guarded].notna().any().all()
 
 
-@pytest.mark.parametrize(
-    ("engine", "suggestion"),
-    [
-        ("abacus", "."),
-        ("sim", "; did you mean simulation?"),
-        ("inprocess", "; did you mean in-process?"),
-    ],
-)
-def test_an_unknown_engine_is_refused(engine, suggestion, small, tmp_path):
-    with pytest.raises(ConfigError) as refusal:
-        fedkd_flwr.run(small, engine=engine, output_dir=tmp_path / "run")
-    assert str(refusal.value) == (
-        f"engine = {engine!r} is not one of in-process, simulation or, for `fedkd run`, "
-        f"deployment:NAME{suggestion}"
-    )
-    assert not (tmp_path / "run").exists()
-
-
 def test_an_unknown_superlink_is_refused(small, tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
 

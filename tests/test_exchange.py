@@ -122,22 +122,13 @@ def messages_to(*nodes):
 def test_replies_are_collected_as_they_arrive():
     nodes = SlowNodes()
     started_at = time.monotonic()
-    replies = FastPollingGrid(nodes).send_and_receive(messages_to(1, 3, 2))
+    grid = FastPollingGrid(nodes)
+    replies = grid.send_and_receive(messages_to(1, 3, 2))
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2, 3]
     assert nodes.looks == 3
     assert 2 * SHORTEST_PAUSE <= time.monotonic() - started_at < 2
-
-
-def test_it_tells_how_long_each_node_took():
-    grid = FastPollingGrid(SlowNodes())
-    grid.send_and_receive(messages_to(1, 3))
-    assert list(grid.waited) == [1, 3]
+    assert list(grid.waited) == [1, 2, 3]
     assert grid.waited[3] >= grid.waited[1] + 2 * SHORTEST_PAUSE
-
-
-def test_late_replies_are_not_waited_for():
-    replies = FastPollingGrid(SlowNodes()).send_and_receive(messages_to(1, 999), timeout=0.3)
-    assert [reply.metadata.src_node_id for reply in replies] == [1]
 
 
 def test_a_node_that_stalls_costs_the_others_nothing():

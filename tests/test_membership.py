@@ -1,6 +1,5 @@
 """Members of a run: a partition stays with its key, and a resumed run goes on with some."""
 
-import hashlib
 import json
 import logging
 import shutil
@@ -18,7 +17,6 @@ from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.engines import InProcessGrid
 from fedkd_flwr.grids import FastPollingGrid, SimulationGrid
 from fedkd_flwr.memory import round_of
-from fedkd_flwr.runs import read_checkpoint
 from strategies.core.membership import Membership
 from strategies.core.plan import RunPlan
 from strategies.core.replies import TooFewRepliesError, valid_name
@@ -126,20 +124,6 @@ def test_keys_of_a_federation_count_and_those_of_a_simulation_do_not():
     grid = FakeGrid(**ALL)
     assert [node.public_key for node in FastPollingGrid(grid).get_nodes()] == [b"a", b"b", b"c"]
     assert [node.public_key for node in SimulationGrid(grid).get_nodes()] == [b"", b"", b""]
-
-
-class KeyedGrid(InProcessGrid):
-    """A grid in this process whose nodes have keys."""
-
-    def get_nodes(self):
-        return [NodeInfo(node_id=n, public_key=b"key %d" % n) for n in self.get_node_ids()]
-
-
-def test_the_checkpoint_has_the_owners(small, tmp_path):
-    settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 1}
-    run, _ = run_with(client_app, settings, tmp_path / "run", KeyedGrid)
-    stored = read_checkpoint(run.path).state["members/keys"]
-    assert bytes(stored[2]) == hashlib.sha256(b"key 1002").digest()
 
 
 # ---- A resumed run goes on with those who are there --------------------------------------

@@ -49,27 +49,21 @@ def test_separated_groups_are_found_and_centroids_are_their_means():
     np.testing.assert_allclose(centroids.sum(axis=2), 1, atol=1e-5)
 
 
-def test_one_cluster_is_the_plain_mean():
-    predictions = random_predictions(np.random.default_rng(0), 5, 20, 10)
-    centroids, labels = centroids_of(predictions, k_means(predictions, 1, seed=0))
-    np.testing.assert_allclose(centroids[0], predictions.mean(axis=0), atol=1e-6)
-    assert labels.tolist() == [0] * 5
-
-
-@pytest.mark.parametrize(("replies", "clusters"), [(2, 4), (1, 3)])
-def test_fewer_replies_than_clusters_are_their_own_centroids(replies, clusters):
+@pytest.mark.parametrize(
+    ("replies", "clusters", "labels"),
+    [(5, 1, [0] * 5), (2, 4, [0, 1]), (1, 3, [0])],
+    ids=["the plain mean", "fewer replies than clusters", "one reply"],
+)
+def test_centroids_are_means_of_as_many_groups_as_there_can_be(replies, clusters, labels):
     predictions = random_predictions(np.random.default_rng(0), replies, 20, 10)
-    centroids, labels = centroids_of(predictions, k_means(predictions, clusters, seed=0))
-    assert len(centroids) == replies
-    np.testing.assert_allclose(centroids[labels], predictions, atol=1e-6)
-
-
-def test_identical_predictions_make_one_cluster():
-    one = random_predictions(np.random.default_rng(0), 20, 10)
-    centroids, labels = centroids_of(np.stack([one] * 5), k_means(np.stack([one] * 5), 3, seed=0))
-    assert centroids.shape == (1, 20, 10)
-    np.testing.assert_allclose(centroids[0], one, atol=1e-6)
-    assert labels.tolist() == [0] * 5
+    centroids, found = centroids_of(predictions, k_means(predictions, clusters, seed=0))
+    assert sorted(found) == labels
+    for n, label in enumerate(found):
+        mean = predictions.mean(axis=0) if clusters == 1 else predictions[n]
+        np.testing.assert_allclose(centroids[label], mean, atol=1e-6)
+    alike = np.stack([predictions[0]] * 5)
+    centroids, found = centroids_of(alike, k_means(alike, clusters, seed=0))
+    assert (len(centroids), found.tolist()) == (1, [0] * 5)
 
 
 class ByParity(PerFedCKT):

@@ -60,11 +60,7 @@ SEEDED = {"soft-predictions.noise-seed": 0}
         ("lg-fedavg", {}, without_averaged_head),
         ("fml", {"fml.alpha": 1.0, "fml.shared-model": "mlp"}, None),
         ("fd", {"fd.gamma": 0.0}, None),
-        (
-            "fedproto",
-            {"fedproto.prototype-weight": 0.0, "fedproto.predict": "head"},
-            None,
-        ),
+        ("fedproto", {"fedproto.prototype-weight": 0.0, "fedproto.predict": "head"}, None),
         ("ditto", {"ditto.personalization-weight": 0.0}, None),
         ("apfl", {"apfl.alpha": 1.0, "apfl.adaptive": False}, None),
         ("fedfomo", {}, without_mixing),
@@ -104,11 +100,7 @@ def averaged(settings, tmp_path_factory):
         ("fedprox", {"fedprox.mu": 0.0}, 0),
         ("moon", {"moon.mu": 0.0}, 0),
         ("per-fedavg", {"per-fedavg.inner-learning-rate": 0.0}, 0),
-        (
-            "pfedgraph",
-            {"pfedgraph.size-weight": 1e12, "pfedgraph.similarity-weight": 0.0},
-            1e-6,
-        ),
+        ("pfedgraph", {"pfedgraph.size-weight": 1e12, "pfedgraph.similarity-weight": 0}, 1e-6),
         ("scaffold", {"scaffold.correction": 0.0}, 1e-6),
     ],
 )
@@ -124,14 +116,10 @@ def test_what_a_method_averages_without_its_addition_are_models_of_fedavg(
 
 
 def test_fedmd_is_ds_fl_without_sharpening(settings, tmp_path):
+    simple = {"ds-fl.aggregation": "simple", "ds-fl.distillation-learning-rate": 0.02}
     runs = [
         run_of(settings, tmp_path, "fedmd", **{"kt-pfl.temperature": 1.0}),
-        run_of(
-            settings,
-            tmp_path,
-            "ds-fl",
-            **{"ds-fl.aggregation": "simple", "ds-fl.distillation-learning-rate": 0.02},
-        ),
+        run_of(settings, tmp_path, "ds-fl", **simple),
     ]
     assert list(runs[0].clients["loss"]) == list(runs[1].clients["loss"])
 

@@ -113,10 +113,3 @@ def test_a_last_round_without_an_evaluation_is_reported(tmp_path):
     ]
     change_json(path / "summary.json", last_round=None, validation_round=None)
     assert "kt-pfl seed 0 was never evaluated." in compare(tmp_path).notes
-
-
-def test_new_clients_without_an_evaluation_are_said(tmp_path):
-    path = write_run(tmp_path, "local", 0, [0.5, 0.7], **{"num-clients": 4, "new-clients": 0.5})
-    write_lines(path / "new_clients.jsonl", [{"round": 2, "partition_id": 3, "accuracy": 0.5}])
-    lacking = "local seed 0 has results of 1 of 2 new clients: the others lack an evaluation."
-    assert compare(tmp_path).notes == [lacking]

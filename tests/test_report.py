@@ -1,23 +1,57 @@
-"""Content of the report, read without a browser."""
+"""The report: its content, and in a browser its layout in wide and narrow windows."""
 
 import errno
 import os
 import re
+import shutil
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
-from report_runs import write_runs
+from test_comparison import write_run
 from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.columns import COLUMNS
 from fedkd_flwr.analysis.comparison import compare
 from fedkd_flwr.analysis.reference_runs import References
 from fedkd_flwr.cli import app
+from fedkd_flwr.files import append_array
 from fedkd_flwr.report import render_page, write_report
 from fedkd_flwr.runs import RunDirectoryError
+
+COEFFICIENTS = np.array(
+    [
+        np.full((4, 4), 0.25),
+        [[0.5, 0.45, 0.05, 0.0], [0.4, 0.6, 0.0, 0.0], [0, 0.1, 0.9, 0], [0, 0, 0, 1]],
+    ]
+)
+"""Two rounds, receiver and giver; the largest weight between two clients is 0.45."""
+
+CLUSTERS = np.array([[0, 0, 1, 1], [0, 0, 1, -1]])
+"""Two rounds; the last client is absent in the second."""
+
+ACCURACIES = {
+    ("local", 0): [0.5, 0.6, 0.7, 0.8],
+    ("local", 1): [0.6, 0.6, 0.6, 0.7],
+    ("kt-pfl", 0): [0.6, 0.7, 0.8, 0.7],
+    ("kt-pfl", 1): [0.7, 0.7, 0.7, 0.6],
+    ("perfed-ckt", 0): [0.5, 0.5, 0.5, 0.5],
+}
+MATRICES = {"kt-pfl": {"coefficients": COEFFICIENTS}, "perfed-ckt": {"clusters": CLUSTERS}}
+
+
+def write_runs(folder, **settings):
+    for (strategy, seed), accuracies in ACCURACIES.items():
+        size = {"max-samples": 600, "held-out-size": 60}
+        path = write_run(folder, strategy, seed, accuracies, **size | settings)
+        for name, rounds in MATRICES.get(strategy, {}).items():
+            for matrix in rounds:
+                append_array(path / "matrices" / f"{name}.npy", matrix)
+    return folder
+
 
 HOSTILE = "</style></td></svg><script>alert(1)</script><img src=x onerror='f(\"$title\")'>&amp;"
 """Text that would end what it stands in, load something, or run."""
@@ -34,9 +68,13 @@ def comparison(runs):
 
 
 @pytest.fixture(scope="module")
-def page(comparison, tmp_path_factory):
-    file = tmp_path_factory.mktemp("page") / "new" / "report.html"
-    return write_report(comparison, file).read_text()
+def written(comparison, tmp_path_factory):
+    return write_report(comparison, tmp_path_factory.mktemp("page") / "new" / "report.html")
+
+
+@pytest.fixture(scope="module")
+def page(written):
+    return written.read_text()
 
 
 def figures_of(page):
@@ -174,3 +212,95 @@ def test_the_command_prints_the_path_and_rejects_an_unwritable_one(runs, compari
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match="cannot be written"):
         write_report(comparison, tmp_path / "file" / "report.html")
+
+
+# ---- In a browser --------------------------------------------------------------------
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SELF = ("file:", "data:")
+PHONE = {"width": 400, "height": 800}
+DESK = {"width": 1280, "height": 900}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if not found:
+        pytest.skip(f"no browser found ({', '.join(BROWSERS)})")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+    with playwright.sync_playwright() as driver:
+        # The sandbox does not work for root in a container.
+        opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser, written):
+    """Open the report without network, and fail on errors, warnings and requests."""
+    problems, pages = [], []
+
+    def opened(viewport, color_scheme="light"):
+        page = browser.new_page(viewport=viewport, color_scheme=color_scheme, offline=True)
+        pages.append(page)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.append(said.text))
+        page.on("request", lambda asked: asked.url[:5] in SELF or problems.append(asked.url))
+        page.goto(written.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
+        return page
+
+    yield opened
+    for page in pages:
+        page.close()
+    assert problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("viewport", [PHONE, DESK])
+def test_the_page_and_its_figures_fit_the_window(open_page, viewport):
+    page = open_page(viewport)
+    assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+    edges = page.locator("figure svg").evaluate_all(
+        "drawings => drawings.map(drawing => drawing.getBoundingClientRect().right)"
+    )
+    assert len(edges) == 7
+    assert max(edges) <= viewport["width"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("viewport", [PHONE, DESK])
+def test_no_text_of_a_figure_is_cut_off(open_page, viewport):
+    cut_off = (
+        open_page(viewport)
+        .locator("figure svg")
+        .evaluate_all("""drawings =>
+        drawings.flatMap(drawing => {
+            const frame = drawing.getBoundingClientRect();
+            return [...drawing.querySelectorAll("text")].filter(text => {
+                const box = text.getBoundingClientRect();
+                return box.left < frame.left - 1 || box.right > frame.right + 1;
+            }).map(text => text.textContent);
+        })""")
+    )
+    assert cut_off == []
+
+
+@pytest.mark.slow
+def test_tables_show_all_columns_at_1280_pixels(open_page):
+    hidden = (
+        open_page(DESK)
+        .locator(".wide")
+        .evaluate_all("tables => tables.map(table => table.scrollWidth - table.clientWidth)")
+    )
+    assert len(hidden) > 5
+    assert set(hidden) == {0}
+
+
+@pytest.mark.slow
+def test_page_and_figures_follow_the_dark_theme(open_page):
+    colors = """[getComputedStyle(document.body).backgroundColor,
+                 getComputedStyle(document.querySelector('svg text')).fill]"""
+    assert open_page(DESK).evaluate(colors) == ["rgb(255, 255, 255)", "rgb(27, 29, 33)"]
+    assert open_page(DESK, "dark").evaluate(colors) == ["rgb(21, 23, 28)", "rgb(231, 233, 238)"]

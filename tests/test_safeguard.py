@@ -110,20 +110,6 @@ def test_the_method_is_chosen_where_it_leads_clearly():
     assert chosen(predictions(59)[0], best, labels).weight == 0
 
 
-def test_a_blend_leans_to_the_private_model():
-    good, labels = predictions(57)
-    poor, _ = predictions(20)
-    assert mixed(poor, good, labels).weight < 0.1
-    assert mixed(good, poor, labels).weight > 0.7
-    # Equal models say nothing, so the prior decides for the private one.
-    assert mixed(good, good, labels).weight < 0.4
-    # Fewer images leave the weight nearer to the prior's, 0.
-    few = slice(0, 60, 10)
-    weights = [mixed(good[part], poor[part], labels[part]).weight for part in (few, slice(60))]
-    assert 0 < weights[0] < weights[1]
-    assert mixed(torch.full_like(good, math.nan), good, labels) == ONLY_PRIVATE
-
-
 def test_the_coefficients_of_a_blend_are_the_most_probable():
     draws = torch.Generator().manual_seed(0)
     method, private = torch.randn(2, 40, 3, generator=draws)
@@ -147,6 +133,9 @@ def test_the_coefficients_of_a_blend_are_the_most_probable():
     x, y = float(scales[best // 61]), float(scales[best % 61])
     assert found.weight == pytest.approx(x / (x + y), abs=0.02)
     assert 0.2 < found.weight < 0.8
+    # Equal models say nothing, so the prior decides for the private one.
+    assert mixed(private, private, labels).weight < 0.4
+    assert mixed(torch.full_like(method, math.nan), private, labels) == ONLY_PRIVATE
 
 
 def test_a_resumed_run_is_that_of_one_go(base, tmp_path):

@@ -48,9 +48,6 @@ def test_digits_are_complete_offline_and_fill_the_range():
     assert digits.images.shape == (1797, 1, 28, 28)
     assert digits.images.dtype == torch.uint8
     assert digits.labels.dtype == torch.int64
-    assert torch.bincount(digits.labels).tolist() == [
-        178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
-    ]  # fmt: skip
     assert digits.images.min() == 0
     assert digits.images.max() > 240
     np.testing.assert_array_equal(digits.labels.numpy(), load_labels("digits"))
@@ -103,17 +100,10 @@ def test_unreachable_hub_names_the_way_out(monkeypatch):
         load_labels("mnist")
 
 
-def test_foreign_classes_are_refused(tmp_path):
-    folder = tmp_path / "uoft-cs/cifar10"
-    folder.mkdir(parents=True)
-    pyarrow.parquet.write_table(pa.table({"label": [1, 10]}), folder / "train.parquet")
-    with pytest.raises(DataError, match="holds classes 1 to 10, allowed are 0 to 9"):
-        load_labels("cifar10", str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
+        ([1, 10], "holds classes 1 to 10, allowed are 0 to 9"),
         ([1, None], "1 of 2 rows have no class"),
         (["cat", "dog"], "names 2 classes, and num-classes is 10"),
         ([0.5, 1.0], "holds double; classes are whole numbers or words"),

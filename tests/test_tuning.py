@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import shutil
 import signal
 import tomllib
 from pathlib import Path
@@ -12,15 +11,12 @@ from typing import Annotated
 import numpy as np
 import pandas as pd
 import pytest
-import tomli_w
 from conftest import SMALL
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 from statsmodels.stats.proportion import proportion_confint
-from typer.testing import CliRunner
 
 from fedkd_flwr import engines
-from fedkd_flwr.cli import app
 from fedkd_flwr.cli.tuning import answer
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.clients.tracebacks import ClientCodeError
@@ -28,7 +24,7 @@ from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.custom_objects.naming import register
 from fedkd_flwr.data.clients import ClientData, client_parts
 from fedkd_flwr.methods import METHODS
-from fedkd_flwr.runs import RunDirectory, RunDirectoryError, load_run
+from fedkd_flwr.runs import RunDirectory, load_run
 from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import Tuned, tune
 from fedkd_flwr.tuning import study as studies
@@ -311,19 +307,6 @@ def test_a_study_with_a_larger_budget_continues_and_with_a_smaller_one_is_refuse
         tune(once, [], tmp_path, budget=2, seeds=1)
 
 
-def test_an_interrupted_command_says_how_to_continue(base, tmp_path, monkeypatch):
-    def interrupted(*arguments, **settings):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engines, "run_configuration", interrupted)
-    preset = tmp_path / "digits.toml"
-    preset.write_text(tomli_w.dumps({key: v for key, v in base.items() if "." not in key}))
-    command = ["tune", str(preset), "--methods", "local", "--output-dir", str(tmp_path / "runs")]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 130
-    assert "Stopped. Type the same command again to continue in" in result.output
-
-
 def test_the_interval_is_that_of_the_mean_over_clients():
     """Two clients with 4 and 100 samples measure their mean as 4 / (1/4 + 1/100) samples do."""
     one = pd.DataFrame({"round": [1, 2, 2], "validation_total": [9, 4, 100]})
@@ -418,24 +401,6 @@ def test_a_study_of_an_older_version_has_the_defaults_of_later_settings(base, tm
     with pytest.raises(ConfigError, match="holds a study with another batch-order;"):
         study.set_user_attr(studies.SETTINGS, {**before, "batch-order": 1})
         a_search(values, tmp_path, 1).study()
-
-
-def test_a_best_trial_whose_runs_were_deleted_is_named(base, tmp_path):
-    once = {**base, "num-server-rounds": 1}
-    tune(once, [], tmp_path, budget=1, seeds=1)
-    shutil.rmtree(tmp_path / "local" / "trial-000-seed0")
-    with pytest.raises(RunDirectoryError, match="best trial of local, number 0, were deleted"):
-        tune(once, [], tmp_path, budget=1, seeds=1)
-
-
-def test_a_damaged_study_is_named(base, tmp_path):
-    file = tmp_path / "local" / studies.FILE
-    file.parent.mkdir()
-    file.write_bytes(b"damaged" * 100)
-    with pytest.raises(
-        RunDirectoryError, match=r"study\.db cannot be read: file is not a database"
-    ):
-        tune(base, [], tmp_path)
 
 
 # ---- Killed processes ----------------------------------------------------------------
