@@ -13,7 +13,8 @@ from torch import Tensor
 import fedkd_flwr
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.fedapen import FedAPENClient
-from fedkd_flwr.models.vectors import copied_state, fill_model
+from fedkd_flwr.models.model_pool import fill_model
+from fedkd_flwr.models.vectors import copied_state
 from strategies.fedapen import FedAPEN
 
 

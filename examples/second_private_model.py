@@ -14,7 +14,7 @@ from torch import nn
 
 import fedkd_flwr
 from fedkd_flwr.clients.base import PersonalClient
-from fedkd_flwr.models.vectors import fill_model
+from fedkd_flwr.models.model_pool import fill_model
 from fedkd_flwr.training.loop import Batch
 from strategies.local import Local
 
