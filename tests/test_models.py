@@ -26,6 +26,8 @@ COLOR = (3, 32, 32)
 SMALL_SUPERNET = SupernetSettings(channels=4, cells=3, nodes=2)
 """test_darts.py has the paper's size."""
 
+FASHION = Path(__file__).parents[2] / "shared/data/zalando-datasets/fashion_mnist"
+
 
 def built(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
     return build_model(name, shape, classes, SMALL_SUPERNET if name == "darts" else None)
@@ -234,8 +236,20 @@ def test_a_model_of_the_common_width_is_not_changed():
     assert fold_into(of_width("mlp"), model).state_dict().keys() == model.state_dict().keys()
 
 
-def test_alexnet_trains_with_default_settings(tmp_path: Path) -> None:
+def accuracy_of_alexnet(steps: int, folder: Path, **data: str | int) -> float:
+    """Return the accuracy after some steps on a client's data, with default settings."""
     one = {"strategy": "local", "models": "alexnet", "partition": "iid", "num-clients": 1}
-    one |= {"num-server-rounds": 1, "local-iterations": 60, "public-dataset": "none"}
-    run = fedkd_flwr.run({**one, "device": "cpu"}, output_dir=tmp_path / "run")
-    assert run.summary["last_round"]["accuracy_mean"] > 0.6
+    settings = {**one, "num-server-rounds": 1, "local-iterations": steps, "public-dataset": "none"}
+    run = fedkd_flwr.run({**settings, **data, "device": "cpu"}, output_dir=folder / "run")
+    return run.summary["last_round"]["accuracy_mean"]
+
+
+def test_alexnet_trains_with_default_settings(tmp_path: Path) -> None:
+    assert accuracy_of_alexnet(60, tmp_path) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FASHION.exists(), reason="needs Fashion-MNIST beside the project")
+def test_alexnet_trains_on_fashion_mnist(tmp_path: Path) -> None:
+    data = {"dataset": "fashion-mnist", "data-root": str(FASHION.parents[1]), "max-samples": 8000}
+    assert accuracy_of_alexnet(200, tmp_path, **data) > 0.6
