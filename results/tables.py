@@ -81,8 +81,10 @@ PAIRS |= {"MNIST DS-3": "persfl/mnist-ds3-pairs"}
 PARTS = ("first half", "later", "last tenth", "last")
 GROUPS = "fedkma/trained-groups"
 LAMBDA_0 = "fedkma (absent=uniform, similarity-weight=0.0)"
-SUPERNETS = (GROUPS, "fedkma/trained-drawn", "fedkma/figure-8", "fedkma/figure-8-drawn")
-SUPERNETS += ("fedkma/tables-small",)
+SUPERNETS = (
+    GROUPS, "fedkma/trained-drawn", "fedkma/figure-8", "fedkma/figure-8-drawn",
+    "fedkma/tables-small",
+)  # fmt: skip
 """Sets of the figures of papers; a teacher of the last tenth is not of the last round."""
 
 ATTACKS = "robustness/digits"
