@@ -13,6 +13,7 @@ from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.methods import Method
 from fedkd_flwr.models.estimators import names_estimator
+from fedkd_flwr.models.genotype import SupernetSettings
 from fedkd_flwr.models.registry import assign_models
 from fedkd_flwr.models.settings import ModelSettings
 from strategies.core.method_record import MethodRecord
@@ -58,6 +59,11 @@ class Participation:
         if self.node.model:
             return self.node.model
         return assigned_models(self.run.models, self.data_plan)[self.node.partition_id]
+
+    @cached_property
+    def search_space(self) -> SupernetSettings:
+        """The supernet of ``darts``, and the size of ``darts-fixed``."""
+        return self.run.models.search_space
 
     @cached_property
     def is_estimator(self) -> bool:

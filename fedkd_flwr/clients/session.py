@@ -338,7 +338,7 @@ class Session:
             self.model_name,
             data.shape,
             data.classes,
-            models.search_space,
+            self.part.search_space,
             self.device,
             models.feature_width,
         )
