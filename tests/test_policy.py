@@ -54,6 +54,7 @@ from strategies.core.settings_groups import (
     DEFAULT_ON_NODES,
     NO_EFFECT_ON_RESULTS,
     OnNodes,
+    SettingsGroup,
     on_nodes,
 )
 
@@ -223,6 +224,15 @@ def test_own_settings_of_a_method_lie_in_their_ranges_or_have_their_defaults(sma
     small |= {"strategy": "moon", "fedprox.mu": 5.0}  # of another method
     assert client_on(silo, small)
     assert "moon.mu has to be from 0 to 10" in refusal(silo, small, **{"moon.mu": 50.0})
+
+
+class Silent(SettingsGroup):
+    strength: float = 1.0
+
+
+def test_a_setting_that_says_nothing_of_nodes_has_to_have_its_default():
+    assert list(Silent(strength=2.0).outside({})) == [("strength", "its default")]
+    assert list(Silent().outside({})) == []
 
 
 def test_an_approval_says_what_leaves(tmp_path):
