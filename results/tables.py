@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 import fedkd_flwr
+from fedkd_flwr.analysis.across import across_of
 from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.groups import client_accuracies, steps_of_a_client
 from fedkd_flwr.analysis.reference_runs import best_by_validation
-from fedkd_flwr.analysis.significance import Effect, Outcome, effect_of, effects_of, holm
+from fedkd_flwr.analysis.safeguard_criterion import LOSSES, Criterion, criterion
+from fedkd_flwr.analysis.significance import Effect, Outcome, effect_of, effects_of
 from fedkd_flwr.config.toml_files import load_toml
 from fedkd_flwr.models.registry import assign_models
 from fedkd_flwr.runs import Run
@@ -40,7 +41,6 @@ from results.published import (
     read_set,
     set_names,
 )
-from results.safeguards import LOSSES, Criterion, criterion
 
 RESULTS = Path(__file__).parent
 SPLITS = {
@@ -449,31 +449,17 @@ def counts() -> pd.DataFrame:
 
 
 def ranks() -> Iterator[Row]:
-    """Yield the methods across the tuned comparisons, each seed a unit.
-
-    P values are those of Wilcoxon's signed-rank test with Holm's correction.
-    """
+    """Yield the methods across the tuned comparisons, each seed a unit."""
     for models in ("one", "mixed"):
         ends = [end for split, end in SPLITS.items() if ("mixed" in split) == (models == "mixed")]
-        # Gains that differ by rounding alone are ties.
-        gained = pd.concat(map(gains_by_seed, ends)).dropna(axis="columns").round(9)
-        others = gained.drop(columns=REFERENCE)
-        p_values = [float(stats.wilcoxon(others[method]).pvalue) for method in others]
-        p_holm = dict(zip(others, holm(p_values), strict=True))
-        means = gained.rank(axis=1, ascending=False).mean().sort_index()
-        for method, rank in means.sort_values(kind="stable").items():
-            own = {"models": models, "method": method, "rank": round(rank, 4)}
+        found = across_of({end: tuned(end) for end in ends}, per_seed=True)
+        for method, row in found.table.iterrows():
+            own = {"models": models, "method": method, "rank": round(row["rank"], 4)}
             if method != REFERENCE:
-                own["gain"] = round(100 * gained[method].mean(), 4)
-                own["wins"] = f"{(gained[method] > 0).sum()} of {len(gained)}"
-                own["p"] = float(f"{p_holm[method]:.6g}")
+                own["gain"] = round(100 * row["gain"], 4)
+                own["wins"] = f"{row['wins']:.0f} of {len(found.gains)}"
+                own["p"] = float(f"{row['p_holm']:.6g}")
             yield own
-
-
-def gains_by_seed(end: str) -> pd.DataFrame:
-    """Return the gain over the best `local` of each method (columns) and seed (rows)."""
-    accuracies = pd.DataFrame({label: by_seed(own) for label, own in tuned(end).groups.items()})
-    return accuracies.sub(accuracies[REFERENCE], axis=0)
 
 
 def fresh() -> Iterator[Row]:

@@ -40,6 +40,7 @@ READERS = {
 TABLES = {
     "compare": ["compare", "{run}"],
     "rank": ["rank", "{run}"],
+    "across": ["compare", "--across", "{run}", "{out}"],
 }
 """Command lines that read tables, for which names are words."""
 

@@ -18,7 +18,7 @@ from fedkd_flwr.config.toml_files import read_toml
 from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.splits import split_client
 from fedkd_flwr.files import append_array
-from fedkd_flwr.runs import RunDirectoryError, load_run
+from fedkd_flwr.runs import DamagedRunError, RunDirectoryError, load_run
 
 COUNTS = {
     "numbers_up": 100, "numbers_down": 60, "numbers_down_broadcast": 60, "bytes_up": 1000,
@@ -377,6 +377,14 @@ def test_settings_that_methods_do_not_share_are_noted(tmp_path):
     write_run(tmp_path, "local", 0, [0.5, 0.5], models="lenet,mlp")
     notes = compare(tmp_path).notes
     assert notes == ["The methods do not share models: lenet (fedavg); lenet,mlp (kt-pfl, local)."]
+
+
+@pytest.mark.parametrize("accuracy", [1.7, 87.5, -0.1])
+def test_accuracies_that_are_no_parts_of_one_are_refused(accuracy, tmp_path):
+    path = write_run(tmp_path, "local", 0, [0.5, accuracy])
+    refused = rf"clients.jsonl is damaged \(accuracy = {accuracy:g} in round 2; .* 0.875 for 87.5%"
+    with pytest.raises(DamagedRunError, match=refused):
+        compare(path)
 
 
 def test_of_two_equal_runs_the_later_counts(tmp_path):

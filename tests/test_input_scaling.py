@@ -254,9 +254,11 @@ def test_pixels_are_scaled_in_any_layout(layout, own, tmp_path):
 
 
 @pytest.mark.parametrize(("scaling", "low", "high"), [("symmetric", 0.5, 0.75), ("auto", 0.92, 1)])
-def test_a_table_whose_columns_differ_in_spread_needs_scaling(scaling, low, high, tmp_path):
+def test_a_table_whose_columns_differ_in_spread_needs_scaling(scaling, low, high, tmp_path, logged):
     """0.63 of the samples are in one class."""
     settings = {"strategy": "fedavg", "models": "mlp", "partition": "iid", "num-clients": 3}
     settings |= {"dataset": f"{HERE}:cancer", "input-scaling": scaling, "device": "cpu"}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
     assert low < run.rounds["accuracy_mean"].iloc[-1] < high
+    said = any("spreads of columns differ by a factor of 2.15e+05" in line for line in logged())
+    assert said == (scaling == "symmetric")

@@ -89,6 +89,10 @@ def test_a_comparison_does_not_average_two_versions(folder, sweep):
     compared = fedkd_flwr.compare(folder / "runs")
     assert list(compared.results["seed"]) == [1]
     assert any("left out, made with other own code" in note for note in compared.limits)
+    both = fedkd_flwr.compare(folder / "runs", by_code=True)
+    assert sorted(both.results["seed"]) == [0, 1]
+    assert len(both.table) == 2 and all("(code=" in label for label in both.table.index)
+    assert any(note.startswith("The code of module own_losses is not") for note in both.limits)
 
 
 def test_a_run_is_continued_with_its_own_code(folder, small):

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr import compare
+from fedkd_flwr.analysis.safeguard_criterion import of_clients
 from fedkd_flwr.config import ConfigError, read_config
 from fedkd_flwr.training.blending import (
     ONLY_METHOD,
@@ -19,7 +20,6 @@ from fedkd_flwr.training.blending import (
     chosen,
     mixed,
 )
-from results.safeguards import of_clients
 from strategies.core.metrics import metrics_of
 from strategies.core.replies import InvalidReplyError
 from strategies.core.rounds import NEW_CLIENTS
@@ -239,7 +239,17 @@ def test_the_criterion_has_two_sides():
     low, high = stats.t.interval(0.95, 2, 1 / 6, stats.sem([0, 0, 0.5]))
     assert (shown.value, shown.low) == (pytest.approx(1 / 6), 0) and low < 0
     assert shown.high == pytest.approx(high)
+    notes = " ".join(found.notes)
+    assert "at most 2%, missed" in notes and "at least 80%, missed" in notes
     assert math.isnan(of_clients(pd.DataFrame(rows[:1])).harmed().low)
+
+
+def test_a_safeguard_that_keeps_all_gains_meets_the_criterion():
+    rows = [guarded("a", seed, n, 0.02, 0.03) for seed in (1, 2) for n in range(100)]
+    notes = " ".join(of_clients(pd.DataFrame(rows)).notes)
+    # None of 200: 1 - 0.025 ** (1 / 200).
+    assert "upper bound is 1.8% (aim: at most 2%, met)" in notes
+    assert "keep 150.0% of the mean gain, over 1 of 1 methods" in notes
 
 
 def test_a_comparison_shows_both(base, tmp_path):
@@ -264,3 +274,4 @@ def test_a_comparison_shows_both(base, tmp_path):
     gain = (own["method_won"] - own["method_lost"]) / own["test_images"]
     assert gain.to_numpy() == pytest.approx(own["gain"].to_numpy())
     assert "below private, shown" in text and "Safeguarded: each client weighs" in text
+    assert "lose more than 5 points to their private model" in text

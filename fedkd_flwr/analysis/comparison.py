@@ -26,11 +26,12 @@ from fedkd_flwr.analysis.effects import (
     with_effects,
 )
 from fedkd_flwr.analysis.groups import Groups, at_best_models, each_run, grouped
-from fedkd_flwr.analysis.harm import notes_on_harm, notes_on_safeguards, with_harm
+from fedkd_flwr.analysis.harm import notes_on_harm, with_harm
 from fedkd_flwr.analysis.notes import notes_on_evaluations, notes_on_groups, notes_on_provenance
 from fedkd_flwr.analysis.reference_runs import References, reading_order
 from fedkd_flwr.analysis.rendering import in_latex, in_markdown, in_short, rendered
 from fedkd_flwr.analysis.results import client_results, means_over_seeds, run_results
+from fedkd_flwr.analysis.safeguard_criterion import notes_on_safeguards
 from fedkd_flwr.analysis.settings import (
     IncomparableRunsError,
     check_same_data,
@@ -166,6 +167,7 @@ def compare(
     against: str = REFERENCE,
     *,
     best_evaluation: bool = False,
+    by_code: bool = False,
     allow_code: str | Iterable[str] = (),
 ) -> Comparison:
     """Put runs on the same splits side by side.
@@ -179,6 +181,8 @@ def compare(
     best_evaluation : bool
         Show the model with the best validation accuracy: the clients' own, as received, or after
         local training. Otherwise their own.
+    by_code : bool
+        Show each version of own code in a row of its own; otherwise the version of the latest run.
     allow_code : str or iterable of str
         Code that the runs' configs may name, see `fedkd_flwr.load_run`. Tables need none; figures
         and reports rebuild the clients' data.
@@ -209,7 +213,7 @@ def compare(
         reason = f"None of the {len(opened)} runs is finished, so there is nothing to compare."
         raise IncomparableRunsError(" ".join([reason, *damaged]))
     check_same_data(finished)
-    groups, repeated = grouped(finished)
+    groups, repeated = grouped(finished, by_code)
     shown = [run for _, run in each_run(groups)]
     groups = at_best_models(groups) if best_evaluation else groups
     references = References(groups, against)

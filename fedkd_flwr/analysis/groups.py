@@ -15,7 +15,7 @@ import pandas as pd
 from fedkd_flwr.analysis.columns import MISSING, percent
 from fedkd_flwr.analysis.settings import defining_settings, plan_of, varied_settings
 from fedkd_flwr.runs import Run
-from fedkd_flwr.runs.provenance import versions_of_code
+from fedkd_flwr.runs.provenance import short_digest, versions_of_code
 from fedkd_flwr.runs.summary import summarize
 from strategies.core.evaluations import EVALUATIONS, Row, accuracy_statistics
 from strategies.core.rounds import NEW_CLIENTS
@@ -31,10 +31,11 @@ def each_run(groups: Groups) -> Iterator[tuple[str, Run]]:
             yield label, run
 
 
-def grouped(runs: Iterable[Run]) -> tuple[dict[str, list[Run]], list[str]]:
+def grouped(runs: Iterable[Run], by_code: bool = False) -> tuple[dict[str, list[Run]], list[str]]:
     """Return the runs by label, one per seed in ascending order, and notes on runs left out.
 
-    Runs of two versions of own code never share a label: the version of the latest run counts.
+    Runs of two versions of own code never share a label. With `by_code` each version has its own,
+    else the version of the latest run counts.
     """
     groups: dict[str, dict[int, Run]] = defaultdict(dict)
     notes = []
@@ -46,15 +47,18 @@ def grouped(runs: Iterable[Run]) -> tuple[dict[str, list[Run]], list[str]]:
             parts = (f"{name.rpartition('.')[2]}={settings.get(name, MISSING)}" for name in varied)
             alike[tuple(parts)].append(run)
         for named, same in alike.items():
-            label = _label(strategy, named)
-            *earlier, latest = versions_of_code(same)
-            if earlier:
-                notes.append(_note_on_versions(label, earlier, latest))
-            # Of runs with equal settings and seed, the latest one counts.
-            for run in latest:
-                if before := groups[label].get(run.config["seed"]):
-                    notes.append(_note_on_repeated(before, run))
-                groups[label][run.config["seed"]] = run
+            *earlier, latest = versions = versions_of_code(same)
+            if earlier and not by_code:
+                notes.append(_note_on_versions(_label(strategy, named), earlier, latest))
+                versions = [latest]
+            for version in versions:
+                code = (f"code={short_digest(version[-1])}",) if len(versions) > 1 else ()
+                own = groups[_label(strategy, (*named, *code))]
+                # Of runs with equal settings and seed, the latest one counts.
+                for run in version:
+                    if before := own.get(run.config["seed"]):
+                        notes.append(_note_on_repeated(before, run))
+                    own[run.config["seed"]] = run
     return {label: [runs[seed] for seed in sorted(runs)] for label, runs in groups.items()}, notes
 
 
@@ -76,7 +80,7 @@ def _note_on_versions(label: str, earlier: list[list[Run]], latest: list[Run]) -
     names = ", ".join(run.path.name for version in earlier for run in version)
     return (
         f"{label}: {names} left out, made with other own code than {latest[-1].path.name}. Rerun "
-        "them, or compare them alone."
+        "them, or show each version with --by-code (in Python by_code=True)."
     )
 
 

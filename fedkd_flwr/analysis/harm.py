@@ -97,17 +97,6 @@ def notes_on_harm(clients: pd.DataFrame) -> list[str]:
     ]
 
 
-def notes_on_safeguards(clients: pd.DataFrame) -> list[str]:
-    """Say what a safeguard does, if any run has one."""
-    if "safeguarded_lost" not in clients:
-        return []
-    return [
-        "Safeguarded: each client weighs the method's model and a private one on validation data. "
-        "Below private, shown: McNemar's exact test for each client against its private model, "
-        f"with at most {FALSE_DISCOVERIES:.0%} false discoveries."
-    ]
-
-
 LOST_AND_WON = ("safeguarded_lost", "safeguarded_won", "method_lost", "method_won")
 """Test images that only one of two gets right: the private model, or what it is compared with."""
 

@@ -64,6 +64,16 @@ def compare(
             help="Show the model with the best validation accuracy, such as that as received.",
         ),
     ] = False,
+    by_code: Annotated[
+        bool,
+        typer.Option("--by-code", help="Show each version of your own code in a row of its own."),
+    ] = False,
+    across: Annotated[
+        bool, typer.Option("--across", help="Each folder is one comparison; rank over them.")
+    ] = False,
+    per_seed: Annotated[
+        bool, typer.Option("--per-seed", help="With --across: each seed counts as a comparison.")
+    ] = False,
     allow_code: AllowCode = None,
 ) -> None:
     """Compare runs on the same splits with each other, and with local training."""
@@ -71,12 +81,34 @@ def compare(
         from fedkd_flwr.analysis import comparison
         from fedkd_flwr.config import ConfigError
 
+        if per_seed and not across:
+            raise ConfigError("--per-seed belongs to --across; type both, or neither.")
+        if across:
+            of_one_comparison = {
+                "--format": layout,
+                "--explain": explain,
+                "--per-client": per_client,
+                "--pairs": pairs,
+                "--figures": figures,
+                "--best-evaluation": best_evaluation,
+                "--by-code": by_code,
+                "--allow-code": allow_code,
+            }
+            if given := [name for name, value in of_one_comparison.items() if value]:
+                raise ConfigError(
+                    f"--across does not take {', '.join(given)}; leave that out, or compare one "
+                    "folder without --across."
+                )
+            from fedkd_flwr.analysis.across import compare_across
+
+            echo(compare_across(runs, against, per_seed).to_markdown())
+            return
         layout = layout or ("table" if console().is_terminal else "markdown")
         if layout not in LAYOUTS:
             raise ConfigError(f"--format {layout} is not one of {', '.join(LAYOUTS)}.")
         code = allow_code or ()
         compared = comparison.compare(
-            runs, against, best_evaluation=best_evaluation, allow_code=code
+            runs, against, best_evaluation=best_evaluation, by_code=by_code, allow_code=code
         )
         print_comparison(compared, layout, explain)
         if per_client:

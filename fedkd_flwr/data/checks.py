@@ -30,7 +30,7 @@ from fedkd_flwr.data.registry import (
     DataFormat,
     is_function,
 )
-from fedkd_flwr.data.scaling import Symmetric, scaled_as_public
+from fedkd_flwr.data.scaling import Symmetric, scaled_as_public, unscaled
 from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images
 from fedkd_flwr.data.splits import read_split
@@ -82,7 +82,7 @@ def _lines_about(plan: DataPlan, public_size: int) -> Iterator[Line]:
 
 
 def _lines_about_reading(plan: DataPlan, private: ImageSet) -> Iterator[Line]:
-    """Say in one line what was read and how it is scaled."""
+    """Say in one line what was read and how it is scaled; warn where numbers should be scaled."""
     name, samples = plan.settings.dataset, private.images
     shape = " x ".join(map(str, samples.shape[1:]))
     said = (
@@ -95,6 +95,8 @@ def _lines_about_reading(plan: DataPlan, private: ImageSet) -> Iterator[Line]:
         yield INFO, f"Read {said}; each column is standardized"
     else:
         yield INFO, f"Read {said}; numbers keep their scale"
+        if reason := unscaled(samples):
+            yield WARNING, f"{name} keeps its scale, and {reason}: set input-scaling to {AUTO}"
 
 
 def warnings_about_data(settings: DataSettings) -> list[str]:

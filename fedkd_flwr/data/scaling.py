@@ -24,6 +24,9 @@ from fedkd_flwr.data.sources import load_images
 LEAST_DIVISOR = 0.001
 """Added to a standard deviation, so that a pixel that is always black does not divide by 0."""
 
+LARGEST_RATIO, LARGEST_VALUE = 100, 50
+"""Networks hardly train where standard deviations differ more, or values are larger."""
+
 
 class Symmetric:
     """`symmetric`: images from -1 to 1; floating-point data keep their scale."""
@@ -88,6 +91,20 @@ def standardized_by_column(samples: Tensor) -> Standardized:
         torch.from_numpy(values).float().view(shape) for values in (found.mean_, found.scale_)
     )
     return Standardized(mean, deviation, added=0.0)
+
+
+def unscaled(samples: Tensor) -> str:
+    """Return why networks hardly train on floating-point samples as they are; empty if they do."""
+    columns = samples.movedim(1, -1).reshape(-1, samples.shape[1]).numpy()
+    deviations = np.nanstd(columns, axis=0, dtype=np.float64)
+    varying = deviations[deviations > 0]
+    ratio = varying.max() / varying.min() if len(varying) else 1.0
+    largest = np.abs(np.nan_to_num(columns)).max()
+    if ratio < LARGEST_RATIO and largest <= LARGEST_VALUE:
+        return ""
+    return (
+        f"spreads of columns differ by a factor of {ratio:.3g}, and values go up to {largest:.3g}"
+    )
 
 
 def _standardized(samples: Tensor, axes: tuple[int, ...]) -> Standardized:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkd_flwr import __version__
-from fedkd_flwr.custom_objects.digests import digests_by_part
+from fedkd_flwr.custom_objects.digests import code_digest, digests_by_part
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom
 from fedkd_flwr.files import write_json
 from fedkd_flwr.methods import METHODS, REGISTERED
@@ -176,6 +176,11 @@ def versions_of_code(runs: Iterable[Run]) -> list[list[Run]]:
             versions.remove(version)
             versions.append([*version, run])
     return versions
+
+
+def short_digest(run: Run) -> str:
+    """Return six digits that tell versions of a run's code apart."""
+    return code_digest(sorted(code_of(run.description).items()))[:6]
 
 
 def _agree(one: Run, other: Run) -> bool:

@@ -65,6 +65,9 @@ KEYS: Mapping[str, Types] = {
 
 RESULT = (dict, type(None))  # a round's accuracy, or null where no client was evaluated
 
+ACCURACIES = ("accuracy", *(f"accuracy_{name}" for name in ("mean", "min", "max", "weighted")))
+"""Columns that hold parts of 1, each also of the validation data."""
+
 SUMMARY: Types = {
     "strategy": str, "rounds": int, "seconds": float, "last_round": RESULT,
     "validation_round": RESULT, "numbers_up": int, "numbers_down": int, "bytes_up": int,
@@ -324,10 +327,21 @@ class Run:
     def check(self) -> None:
         """Read every file once, so that damage is found early."""
         _ = self.description, self.round_rows
-        for name in ("clients", EVALUATIONS, *self.further_rows):
-            self.stored(name)
+        evaluated = self.stored(EVALUATIONS)
+        tables = {
+            EVALUATIONS: [
+                {**row, "accuracy": row["correct"] / max(row["total"], 1)} for row in evaluated
+            ],
+            **{name: self.stored(name) for name in ("clients", "rounds", *self.further_rows)},
+        }
+        for name, rows in tables.items():
+            for reason in filter(None, map(_impossible_accuracy, rows)):
+                raise self._damaged_lines(name, reason)
         if self.summary:
             self.require_rounds(self.summary["rounds"])
+            chosen = self.summary["validation_round"]
+            if chosen and (reason := _impossible_accuracy(chosen)):
+                raise damaged(self.path / "summary.json", reason, self._redo)
         if (self.path / "matrices.npz").exists():
             log(WARNING, "%s: matrices.npz is a format of version 0.1 and is not read.", self.path)
 
@@ -508,6 +522,18 @@ def _require_types(file: Path, content: Any, needed: Types, remedy: str) -> None
     for name, kind in needed.items():
         if name not in content or not isinstance(content[name], kind):
             raise damaged(file, f"{name} is missing or has the wrong type", remedy)
+
+
+def _impossible_accuracy(row: Row) -> str:
+    """Return what is wrong with the accuracies of a row; empty if nothing is."""
+    for name in (*ACCURACIES, *(f"validation_{name}" for name in ACCURACIES)):
+        value = row.get(name)
+        if isinstance(value, int | float) and (value < 0 or value > 1):
+            return (
+                f"{name} = {value:g} in round {row['round']:g}; accuracies are parts of 1: write "
+                "0.875 for 87.5%"
+            )
+    return ""
 
 
 def _reason(error: Exception) -> str:

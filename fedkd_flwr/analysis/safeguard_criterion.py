@@ -1,7 +1,8 @@
 """Whether safeguards keep clients from falling behind, over the methods of several comparisons.
 
-There are two sides: the share of clients that are shown to be worse than their private model, and
-the share of the mean gain that is kept, over the methods that gain alone.
+The criterion has two sides. At most `MOST_HARMED` of all clients are shown to be worse than their
+private model. At least `LEAST_KEPT` of the mean gain is kept, over the methods that gain alone.
+An aim is met if the bound of the interval meets it: few clients show nothing.
 """
 
 import math
@@ -12,8 +13,15 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fedkd_flwr.analysis.columns import percent
 from fedkd_flwr.analysis.harm import harmed
 from fedkd_flwr.analysis.significance import CONFIDENCE, FEWEST_SEEDS, effect_of
+
+MOST_HARMED = 0.02
+"""Share of clients shown to be worse that the criterion allows."""
+
+LEAST_KEPT = 0.8
+"""Share of the mean gain that the criterion requires."""
 
 LOSSES = (2, 5)
 """Points of accuracy; shares of clients that lose more are reported."""
@@ -29,6 +37,11 @@ class Estimate:
     value: float
     low: float = math.nan
     high: float = math.nan
+
+    def __str__(self) -> str:
+        if math.isnan(self.low):
+            return percent(self.value)
+        return f"{percent(self.value)} ({percent(self.low)} to {percent(self.high)})"
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,42 @@ class Criterion:
         rows = self.clients[by_method.index.isin(gaining)]
         return _over_seeds(rows, _kept)
 
+    def most_harmed(self) -> float:
+        """Return the upper bound of the share of clients shown to be worse with a safeguard.
+
+        Where there is no interval over seeds, the exact bound of Clopper and Pearson over clients.
+        """
+        shown = self.harmed()
+        if not math.isnan(shown.high):
+            return shown.high
+        number, tail = len(self.clients), (1 - CONFIDENCE) / 2
+        count = round(shown.value * number)
+        return float(stats.beta.isf(tail, count + 1, number - count)) if count < number else 1.0
+
+    @property
+    def notes(self) -> list[str]:
+        """Who loses, and both sides of the criterion, a sentence each."""
+        safe, kept, most = self.harmed(), self.kept(), self.most_harmed()
+        losing = " and ".join(
+            f"{self.losing(points)} lose more than {points} points to their private model, "
+            f"{self.losing(points, 'method')} with the method alone"
+            for points in LOSSES
+        )
+        shown = (
+            f"Safeguards: of {len(self.clients)} clients {losing}. Shown to be worse are {safe}; "
+            f"the upper bound is {percent(most)} (aim: at most {MOST_HARMED:.0%}, "
+            f"{_met(safe.value <= MOST_HARMED, most <= MOST_HARMED)})."
+        )
+        if not self.gaining:
+            return [shown, "No method with a safeguard gains alone, so there is no gain to keep."]
+        gain = (
+            f"Safeguards keep {kept} of the mean gain, over {len(self.gaining)} of "
+            f"{len(self.table)} methods that gain at least {100 * SMALLEST_GAIN:g} points alone "
+            f"(aim: at least {LEAST_KEPT:.0%}, "
+            f"{_met(kept.value >= LEAST_KEPT, kept.low >= LEAST_KEPT)})."
+        )
+        return [shown, gain]
+
 
 def criterion(comparisons: Mapping[str, pd.DataFrame]) -> Criterion:
     """Return what safeguards give the clients of several comparisons."""
@@ -85,7 +134,12 @@ def of_clients(clients: pd.DataFrame) -> Criterion:
 
 
 def guarded_clients(name: str, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return the clients of a comparison whose run has a safeguard, as `Criterion.clients`."""
+    """Return the clients of a comparison whose run has a safeguard, with its name.
+
+    As `Criterion.clients`; empty without a safeguard.
+    """
+    if "method_lost" not in clients:
+        return pd.DataFrame()
     rows = clients.dropna(subset=["safeguarded_lost", "method_lost"])
     rows = rows.rename(columns={"method": "label"}).assign(data=name)
     rows["method_gain"] = rows["accuracy"] - rows["private_accuracy"]
@@ -93,6 +147,19 @@ def guarded_clients(name: str, clients: pd.DataFrame) -> pd.DataFrame:
     shown = [harmed(own, "safeguarded_") for _, own in rows.groupby("label")]
     rows["harmed"] = pd.concat([pd.Series(dtype=bool), *shown]).astype(bool)
     return rows
+
+
+def notes_on_safeguards(clients: pd.DataFrame) -> list[str]:
+    """Say what safeguards give the clients of a comparison; nothing if no run has one."""
+    guarded = guarded_clients("", clients)
+    if guarded.empty:
+        return []
+    return [
+        "Safeguarded: each client weighs the method's model and a private one on validation data. "
+        "Below private, shown: McNemar's exact test for each client against its private model, "
+        "with at most 5% false discoveries.",
+        *of_clients(guarded).notes,
+    ]
 
 
 def _row(own: pd.DataFrame) -> dict[str, float]:
@@ -137,3 +204,10 @@ def _over_seeds(
     error = math.sqrt((count - 1) * without.var())
     width = float(stats.t.isf((1 - CONFIDENCE) / 2, count - 1)) * error
     return Estimate(value, max(low, value - width), value + width)
+
+
+def _met(holds: bool, is_certain: bool) -> str:
+    """Return whether an aim is met, by its estimate and by the bound of its interval."""
+    if not holds:
+        return "missed"
+    return "met" if is_certain else "not shown"
