@@ -66,8 +66,8 @@ def _declared(settings: type[SettingsGroup]) -> Space:
         ranges = [mark for mark in field.metadata if isinstance(mark, SearchRange)]
         if not ranges:
             continue
-        low, high, log_scale = ranges[-1].low, ranges[-1].high, ranges[-1].log
         # The last is that of the most derived class.
+        low, high, log_scale = ranges[-1].low, ranges[-1].high, ranges[-1].log
         space[settings.key_of(name)] = (
             IntDistribution(int(low), int(high), log=log_scale)
             if field.annotation is int
