@@ -193,18 +193,23 @@ def accuracy(run: Run, server_round: int | None = None, model: str = "") -> floa
     return float(rows[-1].get(f"{model}accuracy_mean", np.nan))
 
 
-def best_evaluation(run: Run, models: Collection[str]) -> float:
-    """Return the accuracy of the round and model with the best validation accuracy.
-
-    Of equal ones the earliest round counts.
-    """
-    known = [
-        (row[f"{MOMENTS[model]}validation_accuracy_mean"], accuracy)
+def evaluations(run: Run, models: Collection[str]) -> pd.DataFrame:
+    """Return validation and test accuracy by round and model, in the order of the rounds."""
+    return pd.DataFrame(
+        {
+            "round": row["round"],
+            "validation": row[f"{MOMENTS[model]}validation_accuracy_mean"],
+            "accuracy": accuracy,
+        }
         for row in run.round_rows
         for model in models
         if (accuracy := row.get(f"{MOMENTS[model]}accuracy_mean")) is not None
-    ]
-    return float(max(known, key=lambda one: one[0])[1])
+    )
+
+
+def chosen(evaluated: pd.DataFrame) -> float:
+    """Return the accuracy of the evaluation with the best validation accuracy, or its first."""
+    return float(evaluated["accuracy"].iloc[evaluated["validation"].argmax()])
 
 
 def gains(comparison: Comparison, label: str, server_round: int | None = None) -> list[float]:

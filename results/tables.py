@@ -32,11 +32,12 @@ from results.published import (
     MOMENTS,
     PublishedRun,
     accuracy,
-    best_evaluation,
     by_seed,
+    chosen,
     compared,
     effects,
     effects_in,
+    evaluations,
     gains,
     read_set,
     set_names,
@@ -52,6 +53,7 @@ SPLITS = {
 ENDS = list(SPLITS.values())
 TUNED, STEPS = "benchmark-tuned/retuned", "benchmark-tuned/controls-steps"
 CURVE = "learning-curve/"
+FIELD = "field/"
 FINE_TUNED, FRESH = "benchmark-tuned/fine-tuned", "headlines/retuned"
 ESTIMATORS = ("any-model/digits", "any-model/tumors", "any-model/tumors-nine-silos")
 SIDES = {
@@ -198,7 +200,11 @@ def sets() -> list[Row]:
         *(f"{TUNED}-{end}" for end in ENDS),
     )
     with ProcessPoolExecutor() as pool:
-        names = [name for name in set_names() if name not in elsewhere and CURVE not in name]
+        names = [
+            name
+            for name in set_names()
+            if name not in elsewhere and not name.startswith((CURVE, FIELD))
+        ]
         found = pool.map(set_rows, names)
         return list(itertools.chain(*found))
 
@@ -483,31 +489,48 @@ def fresh() -> Iterator[Row]:
 
 
 def learning_curve() -> Iterator[Row]:
-    """Yield methods by training images of a client, at the best round and moment by validation.
+    """Yield the methods of each split by training images of a client."""
+    names = [name.rpartition("-") for name in set_names() if name.startswith(CURVE)]
+    for place, _, images in sorted(names, key=lambda one: (one[0], int(one[2]))):
+        for row in at_best_rounds(f"{place}-{images}"):
+            yield {"split": place.removeprefix(CURVE), "images": int(images), **row}
+
+
+def field() -> Iterator[Row]:
+    """Yield the methods of the field's usual table by split."""
+    for name in set_names():
+        if name.startswith(FIELD):
+            for row in at_best_rounds(name):
+                yield {"split": name.removeprefix(FIELD), **row}
+
+
+def at_best_rounds(name: str) -> Iterator[Row]:
+    """Yield the methods of a set at the best round and moment by validation.
 
     Gains are over `local`, at its own best round. Its run with another order of batches is a method
     without effect. Where clients distill, two rows have one of the moments, without a verdict.
+    Beside it stand the last round and the best round by *test* accuracy.
     """
-    names = [name.rpartition("-") for name in set_names() if name.startswith(CURVE)]
-    for place, _, images in sorted(names, key=lambda one: (one[0], int(one[2]))):
-        split, name = place.removeprefix(CURVE), f"{place}-{images}"
-        groups, (alone,) = compared(name).groups, compared(name).references.labels
-        before = best_by_seed(groups[alone], "best")
-        over = {
-            (label, moment): [
-                own - before[seed] for seed, own in best_by_seed(runs, moment).items()
-            ]
-            for label, runs in groups.items()
-            for moment in moments_of(runs)
-            if label != alone
-        }
-        tested = effects_of({label: own for (label, at), own in over.items() if at == "best"})
-        for (label, moment), own in {(alone, "best"): [], **over}.items():
-            runs, effect = groups[label], tested.get(label) if moment == "best" else effect_of(own)
-            row = run_columns(label, runs, effect)
-            row |= mean_and_spread("accuracy", list(best_by_seed(runs, moment).values()))
-            row |= {} if moment == "best" else {"p": np.nan, "verdict": ""}
-            yield {"split": split, "images": int(images), "moment": moment, **row}
+    groups, (alone,) = compared(name).groups, compared(name).references.labels
+    before = best_by_seed(groups[alone], "best")
+    over = {
+        (label, moment): [own - before[seed] for seed, own in best_by_seed(runs, moment).items()]
+        for label, runs in groups.items()
+        for moment in moments_of(runs)
+        if label != alone
+    }
+    tested = effects_of({label: own for (label, at), own in over.items() if at == "best"})
+    for (label, moment), own in {(alone, "best"): [], **over}.items():
+        runs, effect = groups[label], tested.get(label) if moment == "best" else effect_of(own)
+        row = run_columns(label, runs, effect)
+        found = [evaluations(run, WHEN[moment]) for run in runs]
+        row |= mean_and_spread("accuracy", [chosen(one) for one in found])
+        row |= mean_and_spread(
+            "last", [chosen(one[one["round"] == one["round"].max()]) for one in found]
+        )
+        row |= mean_and_spread("best_test", [one["accuracy"].max() for one in found])
+        row |= {} if moment == "best" else {"p": np.nan, "verdict": ""}
+        yield {"moment": moment, **row}
 
 
 WHEN = {"best": tuple(MOMENTS), "trained": ("own",), "distilled": ("distilled",)}
@@ -521,7 +544,7 @@ def moments_of(runs: Sequence[Run]) -> list[str]:
 
 def best_by_seed(runs: Iterable[Run], moment: str) -> dict[int, float]:
     """Return the accuracy at the best round by validation, by seed."""
-    return {run.config["seed"]: best_evaluation(run, WHEN[moment]) for run in runs}
+    return {run.config["seed"]: chosen(evaluations(run, WHEN[moment])) for run in runs}
 
 
 # ---- Safeguards ----------------------------------------------------------------------------
@@ -626,8 +649,8 @@ def investigations() -> Iterator[Row]:
 MADE: dict[str, Callable[[], Iterable[Row] | pd.DataFrame]] = {
     table.__name__.replace("_", "-"): table
     for table in (
-        benchmark, answers, counts, ranks, learning_curve, fresh, sets, papers, paper_figures,
-        safeguard, safeguard_sides, kinds, robustness, items, investigations,
+        benchmark, answers, counts, ranks, learning_curve, field, fresh, sets, papers,
+        paper_figures, safeguard, safeguard_sides, kinds, robustness, items, investigations,
     )
 }  # fmt: skip
 """The tables that are made from runs, the last two from the others; those by hand have a source."""

@@ -132,8 +132,12 @@ def test_round_and_moment_are_chosen_by_validation():
     means = "accuracy_mean", "validation_accuracy_mean", "distilled_accuracy_mean"
     rows = [(0.9, 0.1, 0.2, 0.6), (0.3, 0.5, 0.4, 0.6), (0.8, 0.4, 0.7, 0.5)]
     names = (*means, "distilled_validation_accuracy_mean")
-    run = SimpleNamespace(round_rows=[dict(zip(names, row, strict=True)) for row in rows])
-    shown = {moment: published.best_evaluation(run, of) for moment, of in tables.WHEN.items()}
+    rounds = [{"round": n, **dict(zip(names, row, strict=True))} for n, row in enumerate(rows)]
+    run = SimpleNamespace(round_rows=rounds)
+    shown = {
+        moment: published.chosen(published.evaluations(run, of))
+        for moment, of in tables.WHEN.items()
+    }
     assert shown == {"best": 0.2, "trained": 0.3, "distilled": 0.2}
 
 

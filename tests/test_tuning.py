@@ -29,7 +29,7 @@ from fedkd_flwr.sweeps import read_sweep
 from fedkd_flwr.tuning import Tuned, tune
 from fedkd_flwr.tuning import study as studies
 from fedkd_flwr.tuning.study import STEP_SIZE, rungs_of, search_space, steps_of_local
-from fedkd_flwr.tuning.trial_runs import TrialRuns
+from fedkd_flwr.tuning.trial_runs import TrialRuns, validation_accuracy_at
 from fedkd_flwr.tuning.tuning import _interval, _notes
 from strategies.base import PersonalizedStrategy
 from strategies.core.plan import Settings
@@ -125,6 +125,18 @@ def test_halving_takes_two_thirds_of_the_steps_and_misses_little(base, tmp_path,
     found = studies.best_trial(trials)
     assert found is not None
     assert max(whole) - found.value <= 0.005
+
+
+def test_the_last_rung_is_judged_at_the_moment_whose_models_are_exported():
+    def a_run(**client):
+        means = {"validation_accuracy_mean": 0.5, "distilled_validation_accuracy_mean": 0.6}
+        clients = [{"round": 2, "accuracy": 0.0, "validation_accuracy": 0.5, **client}]
+        rounds = [{"round": 1, **means, "validation_accuracy_mean": 0.4}, {"round": 2, **means}]
+        return SimpleNamespace(round_rows=rounds, client_rows=clients)
+
+    assert validation_accuracy_at(a_run(distilled_validation_accuracy=0.6), 2) == 0.6
+    assert validation_accuracy_at(a_run(distilled_validation_accuracy=0.4), 2) == 0.5
+    assert validation_accuracy_at(a_run(), 2) == 0.5
 
 
 # ---- Searches ------------------------------------------------------------------------

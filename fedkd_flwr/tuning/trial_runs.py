@@ -15,6 +15,7 @@ from fedkd_flwr.runs import (
     changeable,
     load_run,
     names_of_code,
+    prefers_distilled,
     remove_checkpoint,
 )
 from fedkd_flwr.runs.provenance import changed_code
@@ -88,8 +89,12 @@ class TrialRuns:
 
 
 def validation_accuracy_at(run: Run, rung: int) -> float:
-    """Return a run's mean validation accuracy after a round, or where it ended earlier."""
-    accuracy = run.round_rows[:rung][-1]["validation_accuracy_mean"]
+    """Return a run's mean validation accuracy after a round, or where it ended earlier.
+
+    At the end it is that of the moment whose models are exported.
+    """
+    moment = "distilled_" if prefers_distilled(run) else ""
+    accuracy = run.round_rows[:rung][-1].get(f"{moment}validation_accuracy_mean")
     if accuracy is None:
         raise ConfigError(f"{run.path.name} has no validation accuracy in round {rung}.")
     return float(accuracy)
