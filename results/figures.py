@@ -16,6 +16,7 @@ LINES = {
     "perfed-ckt": ("#009E73", "s"),
     "kt-pfl": ("#0072B2", "^"),
     "sim-pfl": ("#CC79A7", "v"),
+    "persfl": ("#E69F00", "D"),
     "local": ("#999999", "x"),
 }
 """Colors and markers of the learning curve's methods."""
@@ -35,7 +36,7 @@ def learning_curve() -> Figure:
     """Draw what methods gain over the best `local` by training images, a panel for each split."""
     rows = read_table("learning-curve")
     rows = rows[(rows["moment"] == "best") & rows["gain"].notna()]
-    panels = list(rows.groupby("split", sort=False))
+    panels = [(split, rows[rows["split"] == split]) for split in SPLIT_NAMES]
     figure = Figure(figsize=(2.6 + 4 * len(panels), 3.8), layout="constrained", facecolor="white")
     for axes, (split, own) in zip(
         figure.subplots(1, len(panels), sharey=True, squeeze=False).flat, panels, strict=True
@@ -47,7 +48,7 @@ def learning_curve() -> Figure:
         axes.set_xscale("log")
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes], minor=False)
         axes.minorticks_off()
-        axes.set_title(f"Fashion-MNIST, {SPLIT_NAMES[str(split)]}", fontsize=11)
+        axes.set_title(f"Fashion-MNIST, {SPLIT_NAMES[split]}", fontsize=11)
         axes.set_xlabel("training images of a client", fontsize=11)
         axes.grid(axis="y", color="#dddddd", lw=0.7)
         axes.spines[["top", "right"]].set_visible(False)
