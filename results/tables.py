@@ -239,12 +239,15 @@ def papers() -> Iterator[Row]:
         after = None if np.isnan(last) else int(last)
         runs, own = comparison.groups[row["label"]], gains(comparison, row["label"], after)
         ours = mean_and_spread("ours", [accuracy(run, after) for run in runs])
-        distilled = mean(100 * accuracy(run, after, "distilled_") for run in runs)
+        later = {
+            moment: mean(100 * accuracy(run, after, f"{moment}_") for run in runs)
+            for moment in ("trained", "distilled")
+        }
         yield {
             **{key: row[key] for key in ("paper", "table", "data", "method", "settings")},
             "seeds": len(runs),
             **ours,
-            "distilled": distilled,
+            **later,
             **in_points("gain", effect_of(own) if own else None),
             "theirs": row["theirs"],
             "difference": round(ours["ours"] - row["theirs"], 4),
