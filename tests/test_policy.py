@@ -653,6 +653,14 @@ def test_noised_counts_spend_their_budget_and_the_operator_sees_them_exactly(
     assert 1 < ledger.epsilon_of_counts <= 1.5
 
 
+def test_a_validation_sample_that_is_a_test_sample_too_is_counted_twice(small, silo, tmp_path):
+    silo |= {"allow-counts": "noised", "count-noise": 4.0, "state-dir": str(tmp_path)}
+    evaluated = {**small, **SILO, "evaluated-split": "validation"}
+    client = client_on(silo, evaluated, strategy="local")
+    client.evaluate([], {"names": [], "server-round": 1})
+    assert client.session.node.ledger.lines() == [{"count-noise": 4.0 / 2**0.5}]
+
+
 @pytest.mark.parametrize("change", [{"state-dir": ""}, {"trust-server": True}])
 def test_noised_counts_need_a_ledger(change, small, silo):
     with pytest.raises(NodeConfigError, match="allow-counts=noised needs state-dir"):

@@ -139,7 +139,8 @@ class Session:
     def _with_noised_counts(self, reply: TrainReply) -> TrainReply:
         """Return a reply whose numbers of correct answers have noise, which the ledger counts."""
         deviation, request = self.policy.count_noise, self.request
-        metrics, counts = with_noise(reply.metrics, deviation)
+        one_split = self.run.data.evaluated_split == "validation"
+        metrics, counts = with_noise(reply.metrics, deviation, one_split=one_split)
         if counts and (ledger := self.node.ledger):
             entry = {COUNT_NOISE: deviation / math.sqrt(counts)}
             ledger.record(entry, request.run_id, request.server_round)
