@@ -653,6 +653,16 @@ def test_noised_counts_spend_their_budget_and_the_operator_sees_them_exactly(
     assert 1 < ledger.epsilon_of_counts <= 1.5
 
 
+@pytest.mark.parametrize(
+    "choice", [{"safeguard": "choose"}, {"strategy": "persfl", "models": "mlp"}]
+)
+def test_noised_counts_are_of_no_model_that_validation_samples_choose(
+    choice, small, silo, tmp_path
+):
+    silo |= {"allow-counts": "noised", "state-dir": str(tmp_path), "allow-methods": "all"}
+    assert "allow-counts=noised does not cover" in refusal(silo, {**small, **SILO}, **choice)
+
+
 def test_a_validation_sample_that_is_a_test_sample_too_is_counted_twice(small, silo, tmp_path):
     silo |= {"allow-counts": "noised", "count-noise": 4.0, "state-dir": str(tmp_path)}
     evaluated = {**small, **SILO, "evaluated-split": "validation"}
