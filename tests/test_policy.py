@@ -89,7 +89,7 @@ def refusal(silo, flat, **changes):
 def test_a_node_outside_a_simulation_has_the_policy_of_a_deployment(monkeypatch):
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     assert read_policy({"partition-id": 0}) == NodePolicy()
-    assert NodePolicy().epsilon_budget == 10
+    assert NodePolicy().epsilon_budget == 1
     assert read_policy({"trust-server": True}) == TRUSTING_POLICY
     assert not read_policy({"trust-server": True, "min-noise": 2}).min_noise < 2
 

@@ -139,7 +139,7 @@ class NodePolicy(SettingsGroup):
     min_noise: float = Field(default=0.0, ge=0)
     client_split: Annotated[str, AfterValidator(_readable_split)] = DEFAULT_SPLIT
     min_class_count: int = Field(default=10, ge=0)
-    epsilon_budget: float = Field(default=10.0, ge=0, allow_inf_nan=True)
+    epsilon_budget: float = Field(default=1.0, ge=0, allow_inf_nan=True)
     privacy_delta: float = Field(default=1e-5, gt=0, lt=1)
 
     # ---- Checks of a run config ----------------------------------------------------------
