@@ -17,6 +17,7 @@ import torch
 from federation import images_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from helpers import arrays_of, write_image_folder
+from PIL import Image
 from sklearn.ensemble import RandomForestClassifier
 
 from fedkd_flwr.bundles.approved import Approval, add
@@ -335,6 +336,15 @@ def test_nobody_can_train_with_noise_that_accounting_misses(silo):
         assert "ConfigError" in silo.send(MessageType.QUERY, **private)
     earlier = [{"sampling-rate": 0.05, "noise-multiplier": 1e-160, "steps": 1}]
     assert epsilon_of_trainings(earlier, 1e-5) == math.inf
+
+
+def test_nobody_can_see_one_image_scale_all_others(silo):
+    """The largest number in images of 16 bits becomes white in each of them."""
+    pixels = np.full((28, 28), 4095, dtype=np.uint16)
+    Image.fromarray(pixels).save(silo.named)
+    private = {"dp-sgd-noise-multiplier": 4.0}
+    silo.refuses("images of 16 bits or transparent ones", **private)
+    assert isinstance(silo.send(), Message)
 
 
 def test_nobody_can_measure_one_sample(silo):

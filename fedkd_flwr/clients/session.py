@@ -24,7 +24,7 @@ from fedkd_flwr.clients.evaluating import (
 from fedkd_flwr.clients.gate import leaving, with_noise
 from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
 from fedkd_flwr.clients.participation import Participation
-from fedkd_flwr.clients.policy import NOISED
+from fedkd_flwr.clients.policy import NOISED, PolicyError
 from fedkd_flwr.clients.privacy_ledger import COUNT_NOISE
 from fedkd_flwr.clients.remembered import Remembered
 from fedkd_flwr.clients.safeguard import Safeguard
@@ -328,6 +328,15 @@ class Session:
             if node.data_path and not self.part.is_estimator:
                 require_complete(data.samples.images, "this node", self.model_name)
             self.policy.check_data(data.sizes, data.in_public)
+            if (
+                node.data_path
+                and data.samples.are_leveled_together
+                and self.run.dp_sgd.noise_multiplier
+            ):
+                raise PolicyError(
+                    "this node has images of 16 bits or transparent ones, whose levels follow from "
+                    "all of them, which dp-sgd-noise-multiplier does not cover; set it to 0"
+                )
             self._data = data
         return self._data
 
