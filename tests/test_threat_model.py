@@ -345,6 +345,8 @@ def test_nobody_can_see_one_image_scale_all_others(silo):
     private = {"dp-sgd-noise-multiplier": 4.0}
     silo.refuses("images of 16 bits or transparent ones", **private)
     assert isinstance(silo.send(), Message)
+    silo.node["allow-counts"] = "noised"
+    silo.refuses("images of 16 bits or transparent ones")
 
 
 def test_nobody_can_measure_one_sample(silo):

@@ -328,17 +328,18 @@ class Session:
             if node.data_path and not self.part.is_estimator:
                 require_complete(data.samples.images, "this node", self.model_name)
             self.policy.check_data(data.sizes, data.in_public)
-            if (
-                node.data_path
-                and data.samples.are_leveled_together
-                and self.run.dp_sgd.noise_multiplier
-            ):
+            if node.data_path and data.samples.are_leveled_together and self._hides_samples:
                 raise PolicyError(
                     "this node has images of 16 bits or transparent ones, whose levels follow from "
-                    "all of them, which dp-sgd-noise-multiplier does not cover; set it to 0"
+                    "all of them; neither dp-sgd-noise-multiplier nor allow-counts=noised covers it"
                 )
             self._data = data
         return self._data
+
+    @property
+    def _hides_samples(self) -> bool:
+        """Whether noise hides single samples: in training, or in counts."""
+        return bool(self.run.dp_sgd.noise_multiplier) or self.policy.allow_counts == NOISED
 
     @cached_property
     def architecture(self) -> Architecture:
