@@ -79,6 +79,7 @@ def test_a_node_that_says_nothing_about_noise_learns_what_to_say(small, node):
     failure = only_failure(small, node)
     assert failure.check == "policy"
     assert "epsilon-budget=inf in its node config would allow it" in failure.text
+    node["epsilon-budget"] = 10.0
     assert all(finding.ok for finding in findings_by_check(small, node, **NOISE).values())
 
 

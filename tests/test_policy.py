@@ -89,7 +89,7 @@ def refusal(silo, flat, **changes):
 def test_a_node_outside_a_simulation_has_the_policy_of_a_deployment(monkeypatch):
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     assert read_policy({"partition-id": 0}) == NodePolicy()
-    assert NodePolicy().epsilon_budget == 10
+    assert NodePolicy().epsilon_budget == 1
     assert read_policy({"trust-server": True}) == TRUSTING_POLICY
     assert not read_policy({"trust-server": True, "min-noise": 2}).min_noise < 2
 
@@ -651,6 +651,24 @@ def test_noised_counts_spend_their_budget_and_the_operator_sees_them_exactly(
         for _ in range(9):
             client.fit([], message)
     assert 1 < ledger.epsilon_of_counts <= 1.5
+
+
+@pytest.mark.parametrize(
+    "choice", [{"safeguard": "choose"}, {"strategy": "persfl", "models": "mlp"}]
+)
+def test_noised_counts_are_of_no_model_that_validation_samples_choose(
+    choice, small, silo, tmp_path
+):
+    silo |= {"allow-counts": "noised", "state-dir": str(tmp_path), "allow-methods": "all"}
+    assert "allow-counts=noised does not cover" in refusal(silo, {**small, **SILO}, **choice)
+
+
+def test_a_validation_sample_that_is_a_test_sample_too_is_counted_twice(small, silo, tmp_path):
+    silo |= {"allow-counts": "noised", "count-noise": 4.0, "state-dir": str(tmp_path)}
+    evaluated = {**small, **SILO, "evaluated-split": "validation"}
+    client = client_on(silo, evaluated, strategy="local")
+    client.evaluate([], {"names": [], "server-round": 1})
+    assert client.session.node.ledger.lines() == [{"count-noise": 4.0 / 2**0.5}]
 
 
 @pytest.mark.parametrize("change", [{"state-dir": ""}, {"trust-server": True}])

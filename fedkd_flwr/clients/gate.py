@@ -125,7 +125,10 @@ def _is_forbidden(sent: Sent, policy: NodePolicy, has_noise: bool) -> bool:
 
 
 def with_noise(
-    metrics: Mapping[str, float], deviation: float, draw: NormalDraws = secret_normal
+    metrics: Mapping[str, float],
+    deviation: float,
+    draw: NormalDraws = secret_normal,
+    one_split: bool = False,
 ) -> tuple[dict[str, float], int]:
     """Add Gaussian noise to numbers of correct answers, as whole numbers from 0 to their total.
 
@@ -139,6 +142,8 @@ def with_noise(
         Standard deviation of the noise, in samples.
     draw : callable
         Draws standard normal numbers of a shape.
+    one_split : bool
+        Whether the test samples are the validation samples.
 
     Returns
     -------
@@ -150,4 +155,6 @@ def with_noise(
     for name, noise in zip(names, deviation * draw((len(names),)), strict=True):
         total = metrics[CORRECT[name][1]]
         noised[name] = min(max(0, round(metrics[name] + float(noise))), total)
+    if one_split:
+        return noised, len(names)
     return noised, max(Counter(CORRECT[name][0] for name in names).values(), default=0)

@@ -139,7 +139,7 @@ class NodePolicy(SettingsGroup):
     min_noise: float = Field(default=0.0, ge=0)
     client_split: Annotated[str, AfterValidator(_readable_split)] = DEFAULT_SPLIT
     min_class_count: int = Field(default=10, ge=0)
-    epsilon_budget: float = Field(default=10.0, ge=0, allow_inf_nan=True)
+    epsilon_budget: float = Field(default=1.0, ge=0, allow_inf_nan=True)
     privacy_delta: float = Field(default=1e-5, gt=0, lt=1)
 
     # ---- Checks of a run config ----------------------------------------------------------
@@ -201,6 +201,11 @@ class NodePolicy(SettingsGroup):
                 raise PolicyError(f"{key} has to be {allowed}, unless this node approves the run")
         if Need.COUNTS in run.method.record.needs and not self.tells_counts:
             raise PolicyError("the method needs counts; this node would need allow-counts=true")
+        if self.allow_counts == NOISED and chooses_by_validation(run):
+            raise PolicyError(
+                "the run chooses models by validation samples, which allow-counts=noised does not "
+                "cover; set safeguard to none and take a method that needs no validation samples"
+            )
         self._check_noise(run, settings)
 
     def _check_noise(self, run: RunConfig, settings: Settings) -> None:
@@ -386,6 +391,16 @@ def noise_of(run: RunConfig, settings: Settings) -> float:
     """Return the multiplier of the noise on predictions or in training, whichever is larger."""
     of_predictions = isinstance(settings, SoftPredictionSettings) and settings.noise_multiplier
     return max(float(of_predictions), run.dp_sgd.noise_multiplier)
+
+
+def chooses_by_validation(run: RunConfig) -> bool:
+    """Return whether a validation sample can change which model is evaluated.
+
+    It then changes counts by more than 1, the most that their noise hides.
+    """
+    needs_validation = Need.VALIDATION_DATA in run.method.record.needs
+    stops_early = run.training.fine_tune_early_stopping
+    return run.plan.safeguard.is_on or stops_early or needs_validation
 
 
 def has_noise(run: RunConfig, settings: Settings) -> bool:

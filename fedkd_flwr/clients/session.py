@@ -24,7 +24,7 @@ from fedkd_flwr.clients.evaluating import (
 from fedkd_flwr.clients.gate import leaving, with_noise
 from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
 from fedkd_flwr.clients.participation import Participation
-from fedkd_flwr.clients.policy import NOISED
+from fedkd_flwr.clients.policy import NOISED, PolicyError
 from fedkd_flwr.clients.privacy_ledger import COUNT_NOISE
 from fedkd_flwr.clients.remembered import Remembered
 from fedkd_flwr.clients.safeguard import Safeguard
@@ -139,7 +139,8 @@ class Session:
     def _with_noised_counts(self, reply: TrainReply) -> TrainReply:
         """Return a reply whose numbers of correct answers have noise, which the ledger counts."""
         deviation, request = self.policy.count_noise, self.request
-        metrics, counts = with_noise(reply.metrics, deviation)
+        one_split = self.run.data.evaluated_split == "validation"
+        metrics, counts = with_noise(reply.metrics, deviation, one_split=one_split)
         if counts and (ledger := self.node.ledger):
             entry = {COUNT_NOISE: deviation / math.sqrt(counts)}
             ledger.record(entry, request.run_id, request.server_round)
@@ -327,8 +328,18 @@ class Session:
             if node.data_path and not self.part.is_estimator:
                 require_complete(data.samples.images, "this node", self.model_name)
             self.policy.check_data(data.sizes, data.in_public)
+            if node.data_path and data.samples.are_leveled_together and self._hides_samples:
+                raise PolicyError(
+                    "this node has images of 16 bits or transparent ones, whose levels follow from "
+                    "all of them; neither dp-sgd-noise-multiplier nor allow-counts=noised covers it"
+                )
             self._data = data
         return self._data
+
+    @property
+    def _hides_samples(self) -> bool:
+        """Whether noise hides single samples: in training, or in counts."""
+        return bool(self.run.dp_sgd.noise_multiplier) or self.policy.allow_counts == NOISED
 
     @cached_property
     def architecture(self) -> Architecture:

@@ -31,6 +31,9 @@ GRAY_MODES = ("1", "L", "LA", "La")
 GRAY_WEIGHTS = (0.299, 0.587, 0.114)
 """Brightness of red, green and blue (ITU-R BT.601), as image libraries turn color to gray."""
 
+WIDE, TRANSPARENT = "16 bits scaled by the largest number", "alpha channels put on"
+"""How the notes on `Levels` begin that were found in all images together."""
+
 MOST_DIFFERENT = 4
 """By how much images may differ in height or width before somebody has to choose a size."""
 
@@ -58,6 +61,11 @@ class DecodedImages:
     levels: Levels
     notes: Sequence[str] = ()
     warning: str = ""
+
+    @property
+    def are_leveled_together(self) -> bool:
+        """Whether a single image can change the levels of all others."""
+        return any(note.startswith((WIDE, TRANSPARENT)) for note in self.notes)
 
     @property
     def reading(self) -> Tensor:
@@ -214,8 +222,8 @@ def _notes(headers: Sequence[_Header], levels: Levels, shape: Shape) -> tuple[st
     stacks = [header.pages for header in headers if header.pages > 1]
     background = "black" if levels.background == 0 else "white"
     notes = {
-        f"16 bits scaled by the largest number, {levels.white}": wide,
-        f"alpha channels put on {background}": transparent,
+        f"{WIDE}, {levels.white}": wide,
+        f"{TRANSPARENT} {background}": transparent,
         "gray ones among those in color": gray if gray < len(headers) else 0,
         "resized": resized,
         "later pages of TIFF files left out": sum(stacks) - len(stacks),

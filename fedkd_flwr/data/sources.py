@@ -61,13 +61,15 @@ class ImageSet:
     """Decoded images (n, channels, height, width), uint8, with their classes (n,), int64.
 
     Own data may be float32 of any shape. `said` is what was read, what was left out, and how images
-    were changed; `warning` what is suspicious.
+    were changed; `warning` what is suspicious. One of images that `are_leveled_together` can change
+    all others.
     """
 
     images: Tensor
     labels: Tensor
     classes: int
     levels: Levels = field(default=Levels(), kw_only=True)
+    are_leveled_together: bool = field(default=False, kw_only=True)
     said: str = field(default="", kw_only=True)
     warning: str = field(default="", kw_only=True)
     owners: Owners | None = field(default=None, kw_only=True)
@@ -256,6 +258,7 @@ def _as_said(
         labels,
         classes,
         levels=decoded.levels,
+        are_leveled_together=decoded.are_leveled_together,
         said="; ".join([*told, *decoded.notes]),
         warning=decoded.warning and f"{name}: {decoded.warning}",
     )
