@@ -53,7 +53,7 @@ SPLITS = {
 ENDS = list(SPLITS.values())
 TUNED, STEPS = "benchmark-tuned/retuned", "benchmark-tuned/controls-steps"
 CURVE = "learning-curve/"
-FIELD = "field/"
+BY_ROUND = ("field/", "family/")
 FINE_TUNED, FRESH = "benchmark-tuned/fine-tuned", "headlines/retuned"
 ESTIMATORS = ("any-model/digits", "any-model/tumors", "any-model/tumors-nine-silos")
 SIDES = {
@@ -203,7 +203,7 @@ def sets() -> list[Row]:
         names = [
             name
             for name in set_names()
-            if name not in elsewhere and not name.startswith((CURVE, FIELD))
+            if name not in elsewhere and not name.startswith((CURVE, *BY_ROUND))
         ]
         found = pool.map(set_rows, names)
         return list(itertools.chain(*found))
@@ -499,12 +499,12 @@ def learning_curve() -> Iterator[Row]:
             yield {"split": place.removeprefix(CURVE), "images": int(images), **row}
 
 
-def field() -> Iterator[Row]:
-    """Yield the methods of the field's usual table by split."""
+def best_rounds() -> Iterator[Row]:
+    """Yield the methods of the other sets for which validation data choose round and moment."""
     for name in set_names():
-        if name.startswith(FIELD):
+        if name.startswith(BY_ROUND):
             for row in at_best_rounds(name):
-                yield {"split": name.removeprefix(FIELD), **row}
+                yield {"set": name, **row}
 
 
 def at_best_rounds(name: str) -> Iterator[Row]:
@@ -652,7 +652,7 @@ def investigations() -> Iterator[Row]:
 MADE: dict[str, Callable[[], Iterable[Row] | pd.DataFrame]] = {
     table.__name__.replace("_", "-"): table
     for table in (
-        benchmark, answers, counts, ranks, learning_curve, field, fresh, sets, papers,
+        benchmark, answers, counts, ranks, learning_curve, best_rounds, fresh, sets, papers,
         paper_figures, safeguard, safeguard_sides, kinds, robustness, items, investigations,
     )
 }  # fmt: skip
