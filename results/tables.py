@@ -515,23 +515,28 @@ def at_best_rounds(name: str) -> Iterator[Row]:
     Beside it stand the last round and the best round by *test* accuracy.
     """
     groups, (alone,) = compared(name).groups, compared(name).references.labels
-    before = best_by_seed(groups[alone], "best")
-    over = {
-        (label, moment): [own - before[seed] for seed, own in best_by_seed(runs, moment).items()]
+    found = {
+        (label, moment): {run.config["seed"]: evaluations(run, WHEN[moment]) for run in runs}
         for label, runs in groups.items()
-        for moment in moments_of(runs)
-        if label != alone
+        for moment in (["best"] if label == alone else moments_of(runs))
+    }
+    best = {key: {seed: chosen(one) for seed, one in own.items()} for key, own in found.items()}
+    before = best[alone, "best"]
+    over = {
+        key: [accuracy - before[seed] for seed, accuracy in own.items()]
+        for key, own in best.items()
+        if key[0] != alone
     }
     tested = effects_of({label: own for (label, at), own in over.items() if at == "best"})
     for (label, moment), own in {(alone, "best"): [], **over}.items():
         runs, effect = groups[label], tested.get(label) if moment == "best" else effect_of(own)
+        rounds = found[label, moment].values()
         row = run_columns(label, runs, effect)
-        found = [evaluations(run, WHEN[moment]) for run in runs]
-        row |= mean_and_spread("accuracy", [chosen(one) for one in found])
+        row |= mean_and_spread("accuracy", list(best[label, moment].values()))
         row |= mean_and_spread(
-            "last", [chosen(one[one["round"] == one["round"].max()]) for one in found]
+            "last", [chosen(one[one["round"] == one["round"].max()]) for one in rounds]
         )
-        row |= mean_and_spread("best_test", [one["accuracy"].max() for one in found])
+        row |= mean_and_spread("best_test", [one["accuracy"].max() for one in rounds])
         row |= {} if moment == "best" else {"p": np.nan, "verdict": ""}
         yield {"moment": moment, **row}
 
@@ -543,11 +548,6 @@ WHEN = {"best": tuple(MOMENTS), "trained": ("own",), "distilled": ("distilled",)
 def moments_of(runs: Sequence[Run]) -> list[str]:
     """Return the moments of `WHEN` that have a row."""
     return list(WHEN) if "distilled_accuracy_mean" in runs[0].round_rows[-1] else ["best"]
-
-
-def best_by_seed(runs: Iterable[Run], moment: str) -> dict[int, float]:
-    """Return the accuracy at the best round by validation, by seed."""
-    return {run.config["seed"]: chosen(evaluations(run, WHEN[moment])) for run in runs}
 
 
 # ---- Safeguards ----------------------------------------------------------------------------
