@@ -405,3 +405,9 @@ def test_copies_of_training_samples_are_counted(changes, sentences, own, logged,
     lines = [line for line in logged() if "are copies of" in line]
     assert len(lines) == len(sentences)
     assert all(sentence in line for sentence, line in zip(sentences, lines, strict=True))
+
+
+@pytest.mark.parametrize("name", ["csv:mine.csv", "table:mine.Parquet"])
+def test_the_name_of_a_table_is_no_module_and_the_error_says_what_to_type(name):
+    with pytest.raises(ConfigError, match="folder:PATH .a folder, CSV or Parquet file."):
+        read_config({"dataset": name})

@@ -112,7 +112,8 @@ def partition_name(name: str) -> str:
 
 def is_function(name: str) -> bool:
     """Return whether a name is that of a function which returns the data."""
-    return is_custom(name) and not name.startswith((HUB, *ON_DISK))
+    is_table = name.lower().endswith((".csv", ".parquet"))  # csv:PATH is meant as folder:PATH
+    return is_custom(name) and not is_table and not name.startswith((HUB, *ON_DISK))
 
 
 def path_of(name: str) -> Path | None:
