@@ -409,5 +409,5 @@ def test_copies_of_training_samples_are_counted(changes, sentences, own, logged,
 
 @pytest.mark.parametrize("name", ["csv:mine.csv", "table:mine.Parquet"])
 def test_the_name_of_a_table_is_no_module_and_the_error_says_what_to_type(name):
-    with pytest.raises(ConfigError, match="folder:PATH .a folder, CSV or Parquet file."):
+    with pytest.raises(ConfigError, match=r"folder:PATH \(a folder, CSV or Parquet file\)"):
         read_config({"dataset": name})
