@@ -368,6 +368,78 @@ def test_an_identifier_beside_images_is_no_class(columns, tmp_path):
         read(tmp_path / "insects.parquet")
 
 
+ROWS = {"size": np.arange(40) % 7 + 0.5, "age": np.arange(40) % 9, "kind": ["ant", "bee"] * 20}
+
+
+def written(path, **columns):
+    """Write a table of 40 insects with other columns, as a user's file."""
+    pd.DataFrame({**ROWS, **columns}).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("columns", "question"),
+    [
+        (
+            {"age": ["?", *range(39)]},
+            r"'age' has numbers among text such as '\?': write numbers as",
+        ),
+        ({"age": ["1,5"] * 40, "kind": np.arange(40) % 2}, "'age' has .* '1,5'.* set label-column"),
+        ({"kind": [f"P{n}" for n in range(40)]}, "'kind' has another word in most rows, .* set la"),
+    ],
+)
+def test_text_that_is_no_class_is_asked_about(columns, question, tmp_path):
+    named = {"label_column": "kind"} if columns.get("kind") is None else {}
+    with pytest.raises(DataError, match=question):
+        read(written(tmp_path / "insects.csv", **columns), **named)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (",size,kind\n0,1.5,ant\n", "leaves a column without a name: name it, or leave it out"),
+        ("size,size,kind\n1.5,2.5,ant\n", "names several columns 'size': rename all but one"),
+        ("1.5,2\n2.5,1\n", "which names no columns; write their names in the first line"),
+        ("size,kind\n1.5,b\xe4r\n", "column 'kind' is not in UTF-8"),
+        ("gr\xf6\xdfe,kind\n1.5,ant\n", "cannot be read as a table: 'utf-8' codec"),
+    ],
+)
+def test_a_table_that_cannot_be_meant_so_is_refused(text, told, tmp_path):
+    (tmp_path / "insects.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=told) as refused:
+        read(tmp_path / "insects.csv")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("order", [("north", "south"), ("south", "north")])
+@pytest.mark.parametrize("ages", [np.arange(40) + 0.5, [None] * 40])
+def test_clients_may_write_the_numbers_of_a_column_in_other_ways(order, ages, tmp_path):
+    written(tmp_path / f"{order[0]}.csv")
+    written(tmp_path / f"{order[1]}.csv", age=ages, mass=1.0)
+    if order[0] == "south":
+        with pytest.raises(DataError, match="has no column 'mass'; it has size, age, kind"):
+            load_images(f"clients:{tmp_path}")
+        return
+    found = load_images(f"clients:{tmp_path}")
+    assert found.columns == ("size", "age")
+    assert "left out: mass" in found.said
+    np.testing.assert_array_equal(found.images[:40, 1], ROWS["age"])
+    np.testing.assert_array_equal(found.images[40:, 1], np.array(ages, dtype=np.float32))
+
+
+def test_numbers_that_count_the_rows_of_each_client_are_asked_about(tmp_path):
+    for name in ("north", "south"):
+        written(tmp_path / f"{name}.csv", age=range(40))
+    with pytest.raises(DataError, match="column 'age' has another whole number in each row"):
+        load_images(f"clients:{tmp_path}")
+
+
+def test_classes_that_differ_in_case_or_spaces_are_named(tmp_path, caplog):
+    found = read(written(tmp_path / "insects.csv", kind=["ant", "Ant ", "bee", "bee"] * 10))
+    assert found.classes == 3
+    assert "equal but for case or spaces are several classes: 'Ant ', 'ant'" in caplog.text
+
+
 def test_a_column_of_lists_is_a_sample(tmp_path):
     series = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     table = pa.table({"label": [0, 1, 0, 1], "series": series.tolist()})

@@ -3,8 +3,10 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -20,6 +22,7 @@ from torch import Tensor
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.storage import PARTS, hub_parts, parquet_files
+from strategies.core.flower import log
 
 if TYPE_CHECKING:
     import datasets
@@ -171,14 +174,23 @@ def _read_text(path: Path) -> pa.Table:
         # A class without a name is missing, as a number is.
         converting = csv.ConvertOptions(strings_can_be_null=True)
         table = csv.read_csv(path, parse_options=parsing, convert_options=converting)
-    except (OSError, pa.ArrowException) as error:
+        names = table.schema.names
+    # Arrow decodes the names of columns when they are first asked for.
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         text = " ".join(str(error).split())
         raise DataError(f"{str(path)!r} cannot be read as a table: {text}") from error
-    if any(re.fullmatch(r"[-+.\d eE]*", name) for name in table.schema.names):
+    told = f"{str(path)!r} begins with {first.strip()[:60]!r}, "
+    if any(re.fullmatch(r"[-+.\d eE]+", name) for name in names):
+        raise DataError(f"{told}which names no columns; write their names in the first line")
+    if not all(names):
         raise DataError(
-            f"{str(path)!r} has no names of columns; write them in its first line, which is "
-            f"{first.strip()[:60]!r}"
+            f"{told}which leaves a column without a name: name it, or leave it out (index=False "
+            "in pandas)"
         )
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{told}which names several columns {repeated[0]!r}: rename all but one")
+    if other := [field.name for field in table.schema if holds_files(field.type)]:
+        raise DataError(f"{str(path)!r}: column {other[0]!r} is not in UTF-8; save the file so")
     return table
 
 
@@ -253,6 +265,10 @@ def numbered(
             f"{owner} names {len(found)} classes, and num-classes is {classes}: write the numbers "
             f"of the classes, 0 to {classes - 1}, in place of names"
         )
+    alike = Counter(word.strip().casefold() for word in found)
+    if same := [word for word in found if alike[word.strip().casefold()] > 1]:
+        log(WARNING, "%s: classes that are equal but for case or spaces are several classes: %s",
+            owner, _listed([*map(repr, same)]))  # fmt: skip
     numbers = {word: number for number, word in enumerate(found)}
     return np.array([numbers[word] for part in words for word in part], dtype=np.int64), found
 
@@ -348,7 +364,7 @@ def numbers_in(
     tables: Sequence[pa.Table], data_format: DataFormat, owner: str, grouping: Grouping = UNGROUPED
 ) -> NumberTable:
     """Return the rows of some tables, which have the same columns in any order."""
-    schema, label, classes = tables[0].schema, "", [""]
+    schema, label, classes = _schema_of_all(tables), "", [""]
     labels = np.zeros(sum(map(len, tables)), dtype=np.int64)
     if data_format.labeled:
         label = find_label(schema, data_format, owner, is_image=False)
@@ -359,11 +375,14 @@ def numbers_in(
             data_format.classes,
             f"{owner}, label-column {label!r}",
         )
+        if label not in (data_format.label_column, *KNOWN_COLUMNS[LABELS]):
+            _require_classes(_joined(tables, schema.field(label)), label, classes, owner)
     others = {label, data_format.label_column, data_format.client_column, grouping.column}
-    columns = data_format.feature_columns or _columns_of_numbers(tables, others, owner)
+    columns = data_format.feature_columns or _columns_of_numbers(tables, schema, others, owner)
     _require_columns(tables, columns, owner)
     samples = np.concatenate([_samples(table, columns, owner) for table in tables])
-    left_out = [name for name in schema.names if name not in {*columns, *others}]
+    known = dict.fromkeys(name for table in tables for name in table.schema.names)
+    left_out = [name for name in known if name not in {*columns, *others}]
     told = f"{owner}: {len(samples)} rows; {len(columns)} columns of numbers ({_listed(columns)})"
     if label:
         names = f" ({_listed(classes)})" if classes else ""
@@ -389,23 +408,93 @@ def _require_columns(tables: Sequence[pa.Table], names: Sequence[str], owner: st
             )
 
 
+def _schema_of_all(tables: Sequence[pa.Table]) -> pa.Schema:
+    """Return the columns of the first table, with types for the values of all tables.
+
+    A column with numbers in one table and words in another is one of text.
+    """
+    fields = []
+    for field in tables[0].schema:
+        own = [
+            pa.schema([t.schema.field(field.name)]) for t in tables if field.name in t.schema.names
+        ]
+        try:
+            fields.append(pa.unify_schemas(own, promote_options="permissive").field(0))
+        except pa.ArrowException:
+            fields.append(field.with_type(pa.string()))
+    return pa.schema(fields)
+
+
+def _joined(tables: Sequence[pa.Table], field: "pa.Field[Any]") -> Column:
+    """Return a column of some tables as one."""
+    return pa.chunked_array(
+        [
+            chunk
+            for table in tables
+            for chunk in table.column(field.name).cast(field.type, safe=False).chunks
+        ],
+        field.type,
+    )
+
+
 def _columns_of_numbers(
-    tables: Sequence[pa.Table], others: set[str], owner: str
+    tables: Sequence[pa.Table], schema: pa.Schema, others: set[str], owner: str
 ) -> tuple[str, ...]:
     """Return all columns of numbers but some; ask whether what numbers the rows is one."""
-    schema = tables[0].schema
-    found = [f.name for f in schema if f.name not in others and _is_number(_innermost(f.type))]
+    left = [field for field in schema if field.name not in others]
+    numbers = [field for field in left if _is_number(_innermost(field.type))]
+    texts = [field for field in left if _holds_text(field.type)]
+    _require_columns(tables, [field.name for field in (*numbers, *texts)], owner)
+    for field in texts:
+        _refuse_unread_numbers(_joined(tables, field), f"{owner}: column {field.name!r}")
+    found = tuple(field.name for field in numbers)
     if not found:
         raise DataError(f"{owner} has no columns of numbers; it has {', '.join(schema.names)}")
-    for name in found:
-        values = pa.chunked_array([c for table in tables for c in table.column(name).chunks])
-        is_whole = pa.types.is_integer(values.type)
-        if is_whole and len(values) > 1 and len(values.unique()) == len(values):
+    for field in numbers:
+        values, own = _joined(tables, field), [table.column(field.name) for table in tables]
+        if pa.types.is_integer(field.type) and (_is_unique(values) or all(map(_counts, own))):
             raise DataError(
-                f"{owner}: column {name!r} has another whole number in each row, as identifiers "
-                f"do: set feature-columns to the columns to read, of {','.join(found)}"
+                f"{owner}: column {field.name!r} has another whole number in each row, as "
+                f"identifiers do: set feature-columns to the columns to read, of {','.join(found)}"
             )
-    return tuple(found)
+    return found
+
+
+def _is_unique(column: Column) -> bool:
+    return 1 < len(column) == len(column.unique())
+
+
+def _counts(column: Column) -> bool:
+    """Return whether whole numbers count the rows, as identifiers of each client's own may do."""
+    return _is_unique(column) and bool(np.ptp(_whole_numbers(column.drop_null())) < len(column))
+
+
+def _require_classes(column: Column, label: str, classes: Sequence[str], owner: str) -> None:
+    """Ask for the column of classes where the only column of text has identifiers or numbers."""
+    if 2 * len(classes) > len(column) > 2:
+        raise DataError(
+            f"{owner}: column {label!r} has another word in most rows, as identifiers do: set "
+            "label-column to the column of classes"
+        )
+    if classes and _holds_text(column.type):
+        _refuse_unread_numbers(column, f"{owner}: column {label!r}", "label-column")
+
+
+NUMBER = r"^\s*[-+]?(\d+([.,]\d+)?|\d{1,3}(,\d{3})+(\.\d+)?)([eE][-+]?\d+)?\s*%?\s*$"
+"""How people write numbers, among them ``1,5``, ``1,000`` and ``5 %``."""
+
+
+def _refuse_unread_numbers(column: Column, owner: str, among: str = "feature-columns") -> None:
+    """Refuse a column of text in which most values are numbers: one ``?`` makes all of it text."""
+    values = column.drop_null()
+    others = values.filter(pa.compute.invert(pa.compute.match_substring_regex(values, NUMBER)))
+    if 2 * len(others) >= len(values):
+        return
+    seen = (others if len(others) else values)[0].as_py()
+    raise DataError(
+        f"{owner} has numbers among text such as {seen!r}: write numbers as 1.5 and missing values "
+        f"as empty cells, or set {among}"
+    )
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -441,7 +530,8 @@ def _numbers(column: Any, name: str) -> NDArray[np.float32]:
             raise DataError(f"{name} has lists of several lengths, or empty rows")
         column = pa.compute.list_flatten(column)
         shape.append(len(column) // max(math.prod(shape), 1))
-    if not _is_number(column.type):
+    # A client may never have measured something.
+    if not (_is_number(column.type) or pa.types.is_null(column.type)):
         raise DataError(
             f"{name} holds {column.type} and no numbers: write its values as numbers, or leave it "
             "out of feature-columns"
