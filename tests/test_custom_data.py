@@ -261,9 +261,20 @@ def restless():
     return samples + len(CALLS), labels
 
 
+def read_only():
+    samples, labels = table()
+    samples.flags.writeable = False
+    return samples, labels
+
+
 def from_one():
     samples, labels = table()
     return samples, labels + 1
+
+
+def with_gaps():
+    samples, labels = table()
+    return samples, labels * 5
 
 
 def with_clients():
@@ -306,8 +317,16 @@ def fresh():
     ("name", "sentence"),
     [
         ("table", None),
+        ("read_only", None),
         ("restless", "returns other data on a second call, and each process calls it"),
-        ("from_one", "the labels of .* go from 1 to 3, .* from 0 to 3: number the classes from 0"),
+        (
+            "from_one",
+            "the labels of .* go from 1 to 3, and 1 of the classes from 0 to 3 have no samp",
+        ),
+        (
+            "with_gaps",
+            "the labels of .* go from 0 to 10, and 8 of the classes from 0 to 10 have no",
+        ),
         ("channels_last", r"samples \(90, 8, 9, 3\) of .* look like images from 0 to 255 with"),
         ("channels_last_in_whole_numbers", "with channels last, and are read as numbers"),
         ("with_clients", "returns the client of each sample, which partition = iid does not read"),
@@ -315,6 +334,7 @@ def fresh():
         ("tiny_images", None),
     ],
 )
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
 def test_each_mistake_has_one_line(name, sentence, own, logged, tmp_path):
     changes = {"dataset": f"{HERE}:{name}", "models": "mlp", "strategy": "local"}
     for n in range(2):

@@ -107,10 +107,12 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
     found = load_images(name, settings.data_root, settings.data_format)
     warnings = [found.warning] if found.warning else []
     lowest, highest = int(found.labels.min()), int(found.labels.max())
-    if lowest > 0 and not settings.configured_classes:
+    empty = int((np.bincount(found.labels) == 0).sum())
+    if empty and not settings.configured_classes:
         warnings.append(
-            f"the labels of {name} go from {lowest} to {highest}, and models get an output for "
-            f"each class from 0 to {highest}: number the classes from 0"
+            f"the labels of {name} go from {lowest} to {highest}, and {empty} of the classes from "
+            f"0 to {highest} have no samples: models get an output for each, so number the "
+            "classes 0, 1, 2, …"
         )
     if found.owners and is_function(name) and settings.partition != BY_COLUMN:
         warnings.append(

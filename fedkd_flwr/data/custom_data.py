@@ -100,8 +100,8 @@ def _tensor(name: str, part: Any, advice: str = "") -> Tensor:
         if isinstance(part, Tensor):
             return part.detach().cpu()
         array = np.asarray(part)
-        # PyTorch takes no negative strides and no other byte order.
-        return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), "C", copy=False))
+        # PyTorch takes no negative strides, no other byte order, and warns of read-only memory.
+        return torch.as_tensor(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{name} returned a {type(part).__name__} that is no array of numbers{advice}"
