@@ -31,7 +31,6 @@ Differences from the paper
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -43,6 +42,7 @@ from pydantic import Field
 from strategies.core.declarations import Data, of_model
 from strategies.core.method_record import Need, Paper
 from strategies.core.plan import RunPlan, Settings, refuse_above
+from strategies.core.privacy import UniformDraws
 from strategies.core.probabilities import softmax
 from strategies.core.randomness import random_generator
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
@@ -54,9 +54,6 @@ from strategies.soft_predictions import (
     SoftPredictionStrategy,
     refuse_options,
 )
-
-UniformDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
-"""Returns uniform numbers in (0, 1) of a shape."""
 
 
 def keep_probability(epsilon: float, num_classes: int) -> float:

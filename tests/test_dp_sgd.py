@@ -107,7 +107,7 @@ def test_each_sample_is_clipped(clip_norm, network, batch, monkeypatch):
     monkeypatch.setattr("fedkd_flwr.training.dp_sgd.AT_ONCE", 3)
     single = one_by_one(network, cross_entropy, *batch)
     clipped = [g * min(1.0, clip_norm / float(g.norm())) for g in single]
-    loss = gradients_by(PrivateGradients(clip_norm, 0.0, 5.0, generator()), network, batch)
+    loss = gradients_by(PrivateGradients(clip_norm, 0.0, 5.0), network, batch)
     torch.testing.assert_close(flat(network), torch.stack(clipped).sum(0) / 5, rtol=1e-4, atol=1e-6)
     assert loss == 0
 
@@ -123,7 +123,7 @@ def test_one_sample_changes_a_sum_by_no_more_than_the_norm_in_half_precision():
     for first in (0, 1):
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
             gradients_by(
-                PrivateGradients(1.0, 0.0, 1.0, generator()),
+                PrivateGradients(1.0, 0.0, 1.0),
                 network,
                 (images[first:], labels[first:]),
             )
@@ -133,7 +133,7 @@ def test_one_sample_changes_a_sum_by_no_more_than_the_norm_in_half_precision():
 
 def test_noise_has_the_given_deviation_and_no_batch_is_needed(network):
     nothing = torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64)
-    noised = PrivateGradients(2.0, 1.5, 4.0, generator())
+    noised = PrivateGradients(2.0, 1.5, 4.0, np.random.default_rng(0).standard_normal)
     loss = gradients_by(noised, network, nothing)
     assert loss == 0
     first = flat(network).clone()
@@ -145,7 +145,7 @@ def test_noise_has_the_given_deviation_and_no_batch_is_needed(network):
 
 def test_only_the_chosen_parameters_get_gradients(network, batch):
     *others, last = network.parameters()
-    PrivateGradients(1.0, 1.0, 4.0, generator())(network, cross_entropy, batch, [last])
+    PrivateGradients(1.0, 1.0, 4.0)(network, cross_entropy, batch, [last])
     assert last.grad is not None
     assert all(parameter.grad is None for parameter in others)
 
@@ -154,17 +154,17 @@ def test_a_sample_that_is_no_number_does_not_undo_clipping(network, batch):
     images, labels = batch
     ruined = images.clone()
     ruined[2] = math.nan
-    told = gradients_by(PrivateGradients(1.0, 0.0, 1.0, generator()), network, (ruined, labels))
+    told = gradients_by(PrivateGradients(1.0, 0.0, 1.0), network, (ruined, labels))
     assert told == 0  # A loss that is no number would end the training, which the server sees.
     without = [n for n in range(7) if n != 2]
     expected = flat(network).clone()
-    private = PrivateGradients(1.0, 0.0, 1.0, generator())
+    private = PrivateGradients(1.0, 0.0, 1.0)
     gradients_by(private, network, (images[without], labels[without]))
     torch.testing.assert_close(flat(network), expected)
 
 
 def test_batches_are_drawn_independently():
-    drawn = list(poisson_batches(50, 0.2, 400, np.random.default_rng(0)))
+    drawn = list(poisson_batches(50, 0.2, 400, np.random.default_rng(0).random))
     sizes = np.array([len(batch) for batch in drawn])
     assert sizes.mean() == pytest.approx(10, rel=0.05)
     assert sizes.var() == pytest.approx(50 * 0.2 * 0.8, rel=0.2)

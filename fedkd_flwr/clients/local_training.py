@@ -40,6 +40,7 @@ from fedkd_flwr.training.loop import (
 )
 from strategies.core.flower import log
 from strategies.core.metrics import DP_EPSILON
+from strategies.core.privacy import secret_normal, secret_uniform
 from strategies.core.randomness import random_generator
 
 
@@ -149,8 +150,9 @@ class PrivateTraining(LocalTraining):
     def positions(self, num_samples: int, server_round: int) -> Iterator[Tensor]:
         """Yield the positions of a round's batches, drawn by `poisson_batches`."""
         rate, steps = self.sampling(num_samples)
-        generator = self._secret_generator("dp-sgd-batches", server_round)
-        return poisson_batches(num_samples, rate, steps, generator)
+        generator = self._repeatable("dp-sgd-batches", server_round)
+        draw = generator.random if generator else secret_uniform
+        return poisson_batches(num_samples, rate, steps, draw)
 
     def mixed_enough(self, positions: Iterable[Tensor]) -> Iterable[Tensor]:
         """Return the batches as they were drawn: their noise hides single samples."""
@@ -179,10 +181,10 @@ class PrivateTraining(LocalTraining):
             ledger.record(self.ledger_entry(num_samples), run_id, server_round)
         spent = added(self.spent(), rate, settings.noise_multiplier, steps)
         self.memory.save(SPENT, {SPENT: torch.from_numpy(spent)})
-        seed = int(self._secret_generator("dp-sgd-noise", server_round).integers(2**63))
-        generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+        generator = self._repeatable("dp-sgd-noise", server_round)
+        draw = generator.standard_normal if generator else secret_normal
         return PrivateGradients(
-            settings.clip_norm, settings.noise_multiplier, rate * num_samples, generator
+            settings.clip_norm, settings.noise_multiplier, rate * num_samples, draw
         )
 
     def spent(self) -> NDArray[np.float64]:
@@ -194,11 +196,11 @@ class PrivateTraining(LocalTraining):
         """Return epsilon so far as a metric."""
         return {DP_EPSILON.name: epsilon_spent(self.spent(), self.run.dp_sgd.delta)}
 
-    def _secret_generator(self, purpose: str, server_round: int) -> np.random.Generator:
-        """Return a generator seeded by the operating system, unless the settings have a seed."""
+    def _repeatable(self, purpose: str, server_round: int) -> np.random.Generator | None:
+        """Return the generator of the seed in the settings; None if draws are secret."""
         seed = self.run.dp_sgd.noise_seed
         if seed < 0:
-            return np.random.default_rng()
+            return None
         return random_generator(seed, purpose, server_round, self.node.partition_id)
 
 

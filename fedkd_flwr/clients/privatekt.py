@@ -6,8 +6,8 @@ from fedkd_flwr.clients.base import TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PURE
-from strategies.core.privacy import secret_uniform
-from strategies.privatekt import LABELS, PrivateKTSettings, UniformDraws, randomized
+from strategies.core.privacy import UniformDraws, secret_uniform
+from strategies.privatekt import LABELS, PrivateKTSettings, randomized
 
 
 class PrivateKTClient(KTpFLClient):

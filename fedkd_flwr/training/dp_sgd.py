@@ -23,6 +23,7 @@ from fedkd_flwr.training.batched_functions import Objective
 from fedkd_flwr.training.loop import Batch, Loss
 from fedkd_flwr.training.settings import SMALLEST_NOISE
 from strategies.core.flower import root_log_as_it_is
+from strategies.core.privacy import NormalDraws, UniformDraws, secret_normal, secret_uniform
 
 PRIVATE_COLUMNS = 2
 """Images and labels: the first tensors of a batch, with one row per private sample."""
@@ -31,11 +32,11 @@ AT_ONCE = 64  # samples whose gradients are in memory at once
 
 
 def poisson_batches(
-    num_samples: int, rate: float, steps: int, generator: np.random.Generator
+    num_samples: int, rate: float, steps: int, draw: UniformDraws = secret_uniform
 ) -> Iterator[Tensor]:
     """Yield positions of batches into which each sample is drawn independently at a rate."""
     for _ in range(steps):
-        yield torch.from_numpy(np.flatnonzero(generator.random(num_samples) < rate))
+        yield torch.from_numpy(np.flatnonzero(draw((num_samples,)) < rate))
 
 
 @dataclass(frozen=True)
@@ -44,35 +45,35 @@ class PrivateGradients:
 
     C is the largest norm of the gradient of a sample, and `noise_multiplier` sigma, the standard
     deviation of the noise divided by C. The sum is divided by the expected number of samples: the
-    number in a batch is itself private. The generator draws the noise, on the model's device, and
-    has to be secret.
+    number in a batch is itself private. `draw` returns standard normal numbers of a shape, which
+    nobody else may be able to repeat.
     """
 
     clip_norm: float
     noise_multiplier: float
     expected_size: float
-    generator: torch.Generator = field(compare=False)
+    draw: NormalDraws = field(default=secret_normal, compare=False)
 
     def __call__(
         self, model: nn.Module, loss: Loss, batch: Batch, parameters: Sequence[nn.Parameter]
     ) -> Tensor:
         """Set the gradients of some parameters, and return 0: a loss has no noise."""
         private, shared = batch[:PRIVATE_COLUMNS], batch[PRIVATE_COLUMNS:]
-        chosen = set(parameters)
+        device, chosen = next(model.parameters()).device, set(parameters)
         trained = {name: p for name, p in model.named_parameters() if p in chosen}
         sums = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
         for chunk in zip(*(torch.split(column, AT_ONCE) for column in private), strict=True):
             if len(chunk[0]):
                 gradients = gradients_of_samples(model, loss, chunk, shared)
                 # Autocast would round them, and a sample could change a sum by more than C.
-                with torch.autocast(self.generator.device.type, enabled=False):
+                with torch.autocast(device.type, enabled=False):
                     clipped = self._sum_of_clipped(gradients)
                 sums = {name: sums[name] + clipped[name] for name in sums}
         for name, parameter in trained.items():
-            noise = torch.empty_like(parameter).normal_(generator=self.generator)
+            noise = torch.from_numpy(self.draw(tuple(parameter.shape))).to(parameter)
             noised = sums[name] + noise * (self.noise_multiplier * self.clip_norm)
             parameter.grad = noised / self.expected_size
-        return torch.zeros((), device=self.generator.device)
+        return torch.zeros((), device=device)
 
     def _sum_of_clipped(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]

@@ -27,6 +27,9 @@ from strategies.core.probabilities import check_simplex, project_onto_simplex
 NormalDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
 """Returns standard normal numbers of a shape."""
 
+UniformDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
+"""Returns uniform numbers in [0, 1) of a shape."""
+
 RANDOM_BITS = 53  # bits of a uniform random number, the precision of float64
 
 
