@@ -28,6 +28,11 @@ from strategies.core.privacy import NormalDraws, UniformDraws, secret_normal, se
 PRIVATE_COLUMNS = 2
 """Images and labels: the first tensors of a batch, with one row per private sample."""
 
+SMALLEST_STEP = 2.0**-20
+"""Noised sums are multiples of this times the deviation of the noise. Their last digits would tell
+what was added to it otherwise (Mironov, *On Significance of the Least Significant Bits for
+Differential Privacy*, CCS 2012)."""
+
 AT_ONCE = 64  # samples whose gradients are in memory at once
 
 
@@ -69,10 +74,11 @@ class PrivateGradients:
                 with torch.autocast(device.type, enabled=False):
                     clipped = self._sum_of_clipped(gradients)
                 sums = {name: sums[name] + clipped[name] for name in sums}
+        deviation = self.noise_multiplier * self.clip_norm
         for name, parameter in trained.items():
-            noise = torch.from_numpy(self.draw(tuple(parameter.shape))).to(parameter)
-            noised = sums[name] + noise * (self.noise_multiplier * self.clip_norm)
-            parameter.grad = noised / self.expected_size
+            noise = torch.from_numpy(self.draw(tuple(parameter.shape))).to(device)
+            noised = rounded(sums[name] + deviation * noise, deviation * SMALLEST_STEP)
+            parameter.grad = (noised / self.expected_size).to(parameter.dtype)
         return torch.zeros((), device=device)
 
     def _sum_of_clipped(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -84,6 +90,11 @@ class PrivateGradients:
             name: torch.tensordot(factors, gradient.nan_to_num(0.0, 0.0, 0.0), dims=1)
             for name, gradient in gradients.items()
         }
+
+
+def rounded(numbers: Tensor, step: float) -> Tensor:
+    """Return the nearest multiples of a step; the numbers themselves if it is 0."""
+    return (numbers / step).round() * step if step else numbers
 
 
 def gradients_of_samples(
