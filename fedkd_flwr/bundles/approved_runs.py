@@ -107,7 +107,10 @@ def consequences(configuration: Configuration, node: Mapping[str, Any]) -> Itera
         yield f"It asks for {', '.join(run.plan.measures)} at each evaluation."
     if isinstance(settings, SoftPredictionSettings) and settings.is_private:
         epsilon, delta = settings.privacy_spent(rounds)
-        yield f"All predictions together have epsilon {epsilon:.3g} at delta {delta:g}."
+        yield (
+            f"Their predictions have epsilon {epsilon:.3g} at delta {delta:g}. A server can ask "
+            "again; a finite epsilon-budget alone limits that."
+        )
     elif run.dp_sgd.noise_multiplier:
         yield (
             f"Trainings have noise multiplier {run.dp_sgd.noise_multiplier:g}; `fedkd doctor` says "
