@@ -194,14 +194,15 @@ def test_a_bundle_is_unpacked_as_a_whole_or_not_at_all(bundle, tmp_path):
     assert list((tmp_path / "home").iterdir()) == [tmp_path / "home" / digest]
 
 
-@pytest.mark.parametrize("name", ["tiny_app.py", "numpy.py", "LICENSE"])
+@pytest.mark.parametrize(
+    "name", ["tiny_app.py", "numpy.py", "LICENSE", "__pycache__/tiny_app.cpython-311.pyc"]
+)
 def test_an_edited_bundle_is_not_loaded(name, bundle, tmp_path, trace):
     """An edit in the folder of an approved bundle once ran with the next message."""
     content = bundle.read_bytes()
     home = tmp_path / "home"
     place = guard_of([digest_of(content)], home).checked_install(content)
     (place / "__pycache__").mkdir()
-    (place / "__pycache__" / "tiny_app.cpython-311.pyc").touch()
     assert guard_of([digest_of(content)], home).checked_install(content) == place
     (place / name).write_text("print('edited')")
     with pytest.raises(guard.BundleChangedError, match=name):

@@ -126,7 +126,7 @@ def require_unchanged(place: Path, fab_file: bytes) -> None:
             ):
                 raise BundleChangedError(file)
     for file in place.rglob("*"):
-        if not file.is_dir() and file not in due and file.parent.name != "__pycache__":
+        if not file.is_dir() and file not in due:
             raise BundleChangedError(file)
 
 
@@ -139,6 +139,7 @@ def forget_modules() -> None:
 
 def run_client_app() -> None:
     """Run Flower's ``flwr-clientapp``; a bundle that is not approved is answered by an error."""
+    sys.dont_write_bytecode = True  # byte code beside an unpacked file would run in its place
     approved = frozenset(approval.digest for approval in read_approvals(approved_file()))
     install, loader = flower.replaced("install_from_fab"), flower.replaced("get_load_client_app_fn")
     folder = Path(os.environ.get(FOLDER_VARIABLE) or flower.get_flwr_home() / "approved")
