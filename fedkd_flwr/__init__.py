@@ -7,7 +7,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 # PyTorch's threads wait for each other spinning, for so long that on a machine with other work to
 # do a run takes several times its time. This is as short as the library itself (libgomp) has it
