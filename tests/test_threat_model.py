@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from helpers import arrays_of, write_image_folder
 from PIL import Image
 from sklearn.ensemble import RandomForestClassifier
+from torch import nn
 
 from fedkd_flwr.bundles.approved import Approval, add
 from fedkd_flwr.bundles.approved_runs import digest_of_run
@@ -30,7 +31,9 @@ from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PrivacyLedger, epsilon_of_trainings
 from fedkd_flwr.data import sources
 from fedkd_flwr.models.vectors import model_vectors
+from fedkd_flwr.training.dp_sgd import PrivateGradients
 from fedkd_flwr.training.loop import epoch_batches
+from fedkd_flwr.training.losses import cross_entropy
 from strategies.core import privacy
 from strategies.core.privacy import noised_predictions, privacy_spent
 
@@ -362,6 +365,22 @@ def test_nobody_can_read_one_sample_in_the_last_digits_of_weights(silo):
     assert len(precise) > 100 and np.abs(precise - precise.round()).max() < 0.01
 
 
+def test_nobody_can_shift_the_dropout_of_other_samples(silo):
+    """The class of an image decides its place, and its place decided the masks of all after it."""
+    data = build_client(Context(1, 1, dict(silo.node), RecordDict(), silo.config)).data
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(784, 10))
+    quiet, sums = PrivateGradients(1.0, 1.0, 1.0, np.zeros), []
+    places = torch.arange(data.num_train)
+    for first in (places[:0], places[:65]):
+        for second in (places, places.roll(1)):
+            torch.manual_seed(0)
+            for chosen in (first, second):
+                batch = data.train_images[chosen], data.train_labels[chosen]
+                quiet(model, cross_entropy, batch, list(model.parameters()))
+            sums.append(model[2].weight.grad)
+    assert max(float((other - sums[0]).norm()) for other in sums) < 0.01
+
+
 def test_nobody_can_see_one_image_scale_all_others(silo):
     """The largest number in images of 16 bits becomes white in each of them."""
     pixels = np.full((28, 28), 4095, dtype=np.uint16)
@@ -520,6 +539,15 @@ def test_nobody_can_set_options_of_an_estimator(silo):
     silo.node["allow-counts"] = False
     with patch.object(RandomForestClassifier, "fit", side_effect=ValueError(SECRET)):
         assert metrics_of(silo.send(**forest, **options)) == {"gradient-steps"}
+
+
+def test_nobody_can_see_an_estimator_fail_on_a_public_sample(silo):
+    """Some fail on values above all of their training: the largest was read in 10 of 10 trials."""
+    silo.node["epsilon-budget"] = 10.0
+    forest = {"models": "sklearn.ensemble:RandomForestClassifier", **NOISE}
+    silo.approve(**forest)
+    with patch.object(RandomForestClassifier, "predict_proba", side_effect=IndexError(SECRET)):
+        assert set(arrays_of(silo.send(**forest))) == {"predictions"}
 
 
 def test_nobody_can_compare_private_images_at_another_size(silo):

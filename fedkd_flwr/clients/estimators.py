@@ -127,11 +127,25 @@ class EstimatorClient(PersonalClient):
             rows.append((samples, labels, shares * settings.public_weight * factor))
         try:
             self.model.fit(*map(torch.cat, zip(*rows, strict=True)))
-        # An estimator may raise anything, and what it raises may depend on single samples.
         except Exception as error:
-            if not self.session.policy.hides_divergence:
-                raise
-            log(WARNING, "Client %d: %s. Its model is as before.", self.partition_id, error)
+            self._hide(error, "Its model is as before")
+
+    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return a model's logits (P, K), equal ones if it fails and the node hides that."""
+        try:
+            return super().predict(model, images)
+        except Exception as error:
+            self._hide(error, "Its predictions are uniform")
+            return torch.zeros((len(images), self.data.classes), device=self.device)
+
+    def _hide(self, error: Exception, outcome: str) -> None:
+        """Tell the operator alone of what an estimator raises, or raise it where nothing is hidden.
+
+        That may be anything, and depend on single samples, such as on categories never seen.
+        """
+        if not self.session.policy.hides_divergence:
+            raise error
+        log(WARNING, "Client %d: %s. %s.", self.partition_id, error, outcome)
 
     def evaluated(self, received: Arrays, server_round: int) -> Evaluated:
         """Evaluate as the method does, but leave the estimator as it was fitted."""

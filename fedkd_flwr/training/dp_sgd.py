@@ -67,13 +67,17 @@ class PrivateGradients:
         device, chosen = next(model.parameters()).device, set(parameters)
         trained = {name: p for name, p in model.named_parameters() if p in chosen}
         sums = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
+        drawing = [device.index or 0] if device.type == "cuda" else []
         for chunk in zip(*(torch.split(column, AT_ONCE) for column in private), strict=True):
             if len(chunk[0]):
-                gradients = gradients_of_samples(model, loss, chunk, shared)
+                # No sample may change what others draw, which whoever knows the seed can repeat.
+                with torch.random.fork_rng(drawing):
+                    gradients = gradients_of_samples(model, loss, chunk, shared)
                 # Autocast would round them, and a sample could change a sum by more than C.
                 with torch.autocast(device.type, enabled=False):
                     clipped = self._sum_of_clipped(gradients)
                 sums = {name: sums[name] + clipped[name] for name in sums}
+        torch.rand((), device=device)  # so that the next step draws other numbers
         deviation = self.noise_multiplier * self.clip_norm
         for name, parameter in trained.items():
             noise = torch.from_numpy(self.draw(tuple(parameter.shape))).to(device)
@@ -113,9 +117,9 @@ def gradients_of_samples(
         value: Tensor = functional_call(objective, named, ((), batch))
         return value
 
-    # Dropout draws for each sample.
     in_dims = (None, *(0 for _ in private))
-    gradients: dict[str, Tensor] = vmap(grad(loss_of_one), in_dims, randomness="different")(
+    # Dropout draws once for all samples.
+    gradients: dict[str, Tensor] = vmap(grad(loss_of_one), in_dims, randomness="same")(
         trained, *private
     )
     return gradients
