@@ -36,7 +36,7 @@ SHARES = (
     "alone_loses_2", "guarded_loses_2", "alone_loses_5", "guarded_loses_5", "guarded_worse", "kept",
     "weight",
 )  # fmt: skip
-FRACTIONAL = (*SHARES, "accuracy", "trained", "best", "worst", "theirs")
+FRACTIONAL = (*SHARES, "accuracy", "trained", "best", "worst", "theirs", "last", "best_test")
 SIGNED = (
     "gain", "fmnist", "cifar10", "difference", "alone", "guarded", "change",
 )  # fmt: skip
