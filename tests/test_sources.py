@@ -378,20 +378,21 @@ def written(path, **columns):
 
 
 @pytest.mark.parametrize(
-    ("columns", "question"),
+    ("columns", "label", "question"),
     [
         (
             {"age": ["?", *range(39)]},
-            r"'age' has numbers among text such as '\?': write numbers as",
+            "kind",
+            r"'age' has numbers among text such as '\?': write nu",
         ),
-        ({"age": ["1,5"] * 40, "kind": np.arange(40) % 2}, "'age' has .* '1,5'.* set label-column"),
-        ({"kind": [f"P{n}" for n in range(40)]}, "'kind' has another word in most rows, .* set la"),
+        ({"age": ["1,5"] * 40, "kind": np.arange(40) % 2}, "", "'age' has .* '1,5'.* set label-co"),
+        ({"age": ["?", *range(39)], "kind": np.arange(40) % 2}, "", "'age' has numbers among text"),
+        ({"kind": [f"P{n}" for n in range(40)]}, "", "'kind' has another word in most rows, .* s"),
     ],
 )
-def test_text_that_is_no_class_is_asked_about(columns, question, tmp_path):
-    named = {"label_column": "kind"} if columns.get("kind") is None else {}
+def test_text_that_is_no_class_is_asked_about(columns, label, question, tmp_path):
     with pytest.raises(DataError, match=question):
-        read(written(tmp_path / "insects.csv", **columns), **named)
+        read(written(tmp_path / "insects.csv", **columns), label_column=label)
 
 
 @pytest.mark.parametrize(
@@ -425,6 +426,15 @@ def test_clients_may_write_the_numbers_of_a_column_in_other_ways(order, ages, tm
     assert "left out: mass" in found.said
     np.testing.assert_array_equal(found.images[:40, 1], ROWS["age"])
     np.testing.assert_array_equal(found.images[40:, 1], np.array(ages, dtype=np.float32))
+
+
+def test_clients_with_lists_of_other_lengths_get_a_sentence(tmp_path):
+    for name, length in (("north", 2), ("south", 3)):
+        series = pa.array([[1.0] * length] * 4, pa.list_(pa.float32(), length))
+        table = pa.table({"label": [0, 1, 0, 1], "series": series})
+        pa.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match="samples of several shapes"):
+        load_images(f"clients:{tmp_path}")
 
 
 def test_numbers_that_count_the_rows_of_each_client_are_asked_about(tmp_path):

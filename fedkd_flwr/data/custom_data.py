@@ -65,10 +65,16 @@ def as_data_set(name: str, given: object) -> OwnArrays:
 
 def joined_data_set(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> OwnArrays:
     """Return the samples and labels of several files as one data set, after checking them."""
-    shapes = sorted({samples.shape[1:] for samples, _ in pairs})
+    samples, labels = zip(*pairs, strict=True)
+    return as_data_set(name, (joined_samples(name, samples), np.concatenate(labels)))
+
+
+def joined_samples(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return samples of several files as one array; refuse those of several shapes."""
+    shapes = sorted({samples.shape[1:] for samples in parts})
     if len(shapes) > 1:
         raise DataError(f"{name} has samples of several shapes: {shapes}")
-    return as_data_set(name, tuple(np.concatenate(parts) for parts in zip(*pairs, strict=True)))
+    return np.concatenate(parts)
 
 
 def require_complete(samples: Tensor, name: str, model: str) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping
+from fedkd_flwr.data.custom_data import joined_samples
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.storage import PARTS, hub_parts, parquet_files
 from strategies.core.flower import log
@@ -380,7 +381,7 @@ def numbers_in(
     others = {label, data_format.label_column, data_format.client_column, grouping.column}
     columns = data_format.feature_columns or _columns_of_numbers(tables, schema, others, owner)
     _require_columns(tables, columns, owner)
-    samples = np.concatenate([_samples(table, columns, owner) for table in tables])
+    samples = joined_samples(owner, [_samples(table, columns, owner) for table in tables])
     known = dict.fromkeys(name for table in tables for name in table.schema.names)
     left_out = [name for name in known if name not in {*columns, *others}]
     told = f"{owner}: {len(samples)} rows; {len(columns)} columns of numbers ({_listed(columns)})"
@@ -421,7 +422,8 @@ def _schema_of_all(tables: Sequence[pa.Table]) -> pa.Schema:
         try:
             fields.append(pa.unify_schemas(own, promote_options="permissive").field(0))
         except pa.ArrowException:
-            fields.append(field.with_type(pa.string()))
+            has_text = any(_holds_text(one.field(0).type) for one in own)
+            fields.append(field.with_type(pa.string()) if has_text else field)
     return pa.schema(fields)
 
 
@@ -450,9 +452,9 @@ def _columns_of_numbers(
     found = tuple(field.name for field in numbers)
     if not found:
         raise DataError(f"{owner} has no columns of numbers; it has {', '.join(schema.names)}")
-    for field in numbers:
-        values, own = _joined(tables, field), [table.column(field.name) for table in tables]
-        if pa.types.is_integer(field.type) and (_is_unique(values) or all(map(_counts, own))):
+    for field in (field for field in numbers if pa.types.is_integer(field.type)):
+        own = [table.column(field.name) for table in tables]
+        if _is_unique(_joined(tables, field)) or all(map(_counts, own)):
             raise DataError(
                 f"{owner}: column {field.name!r} has another whole number in each row, as "
                 f"identifiers do: set feature-columns to the columns to read, of {','.join(found)}"
@@ -471,13 +473,13 @@ def _counts(column: Column) -> bool:
 
 def _require_classes(column: Column, label: str, classes: Sequence[str], owner: str) -> None:
     """Ask for the column of classes where the only column of text has identifiers or numbers."""
+    if classes and _holds_text(column.type):
+        _refuse_unread_numbers(column, f"{owner}: column {label!r}", "label-column")
     if 2 * len(classes) > len(column) > 2:
         raise DataError(
             f"{owner}: column {label!r} has another word in most rows, as identifiers do: set "
             "label-column to the column of classes"
         )
-    if classes and _holds_text(column.type):
-        _refuse_unread_numbers(column, f"{owner}: column {label!r}", "label-column")
 
 
 NUMBER = r"^\s*[-+]?(\d+([.,]\d+)?|\d{1,3}(,\d{3})+(\.\d+)?)([eE][-+]?\d+)?\s*%?\s*$"
