@@ -24,7 +24,12 @@ from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.registry import DATASETS, DataError
 from fedkd_flwr.export import keep_chosen
 from fedkd_flwr.grids import Closing, FastPollingGrid, MessageGrid, SimulationGrid
-from fedkd_flwr.models.build import build_fitting, require_builds, returns_probabilities
+from fedkd_flwr.models.build import (
+    build_fitting,
+    doubts,
+    require_builds,
+    require_whole_state,
+)
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.layers import head_of, require_body
 from fedkd_flwr.runs import (
@@ -189,15 +194,21 @@ def check_models(configuration: Configuration) -> None:
                 continue
             require_complete(images, run.data.dataset, name)
             built.append(_checked_network(name, run, samples, built))
+            if is_custom(name):
+                _check_answers(built[-1], name, run)
         except ValueError as error:
             raise ConfigError(f"{run.strategy}: {error}.") from error
-        if is_custom(name) and returns_probabilities(built[-1], run.data.image_shape):
-            log(
-                WARNING,
-                "%s returns rows that sum to one, as after a softmax: return logits, since "
-                "losses apply the softmax themselves",
-                name,
-            )
+
+
+def _check_answers(model: nn.Module, name: str, run: RunConfig) -> None:
+    """Refuse or doubt a custom network by its answers to drawn samples."""
+    shape = run.data.image_shape
+    with seeded("cpu", run.plan.seed, "other-weights"):
+        samples = torch.randn(3, *shape)
+        other = build_fitting(name, shape, run.data.num_classes)
+        require_whole_state(name, model, other, samples)
+        for doubt in doubts(model, samples):
+            log(WARNING, "%s %s", name, doubt)
 
 
 def _smallest_batch(configuration: Configuration, name: str) -> int:

@@ -25,7 +25,7 @@ from fedkd_flwr.data.custom_data import as_data_set, call_for_data
 from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.data.settings import DataSettings
 from fedkd_flwr.data.sources import count_classes, load_images, load_labels, load_node_data
-from fedkd_flwr.models.build import build_model, returns_probabilities
+from fedkd_flwr.models.build import build_model, doubts
 
 HERE = "test_custom_data"
 SERIES = f"{HERE}:series"
@@ -356,7 +356,7 @@ def test_a_network_that_returns_probabilities_is_warned_about(own, logged, tmp_p
     fedkd_flwr.run({**own, **changes, "models": models}, output_dir=tmp_path / "run")
     (line,) = [line for line in logged() if HERE in line]
     assert line.startswith(f"{HERE}:softmax_net returns rows that sum to one")
-    assert not returns_probabilities(build_model("mlp", (20,), 3), (20,))
+    assert doubts(build_model("mlp", (20,), 3), torch.randn(3, 20)) == []
 
 
 @pytest.mark.parametrize(

@@ -334,6 +334,59 @@ def test_a_builder_builds_a_new_network_at_each_call(builders, reason, small):
         fedkd_flwr.run(small, strategy="local", models=models)
 
 
+class Listed(HeadFirst):
+    """Keeps a layer in a list, which PyTorch does not search."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.layers = [nn.Linear(5, 5)]
+
+    def forward(self, samples):
+        return self.fc(self.layers[0](self.body(samples)))
+
+
+class Forgotten(HeadFirst):
+    """Draws a number that no file of the model holds."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("scale", torch.rand(1), persistent=False)
+
+    def forward(self, samples):
+        return self.scale * super().forward(samples)
+
+
+@pytest.mark.parametrize("name", ["Listed", "Forgotten"])
+def test_weights_outside_of_the_state_are_refused(name, small):
+    with pytest.raises(ConfigError, match=f"{name}: two networks with the same .* nn.ModuleList"):
+        fedkd_flwr.run(small, strategy="local", models=f"{HERE}:{name}")
+
+
+class Dropping(HeadFirst):
+    def forward(self, samples):
+        return nn.functional.dropout(super().forward(samples))
+
+
+class Centered(HeadFirst):
+    def forward(self, samples):
+        return super().forward(samples - samples.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "doubt"),
+    [
+        ("Dropping", ["answers differently when asked twice"]),
+        ("Centered", ["answers to a sample by the others in its batch"]),
+        ("HeadFirst", []),
+        ("normalized", []),
+    ],
+)
+def test_answers_that_are_seldom_meant_are_warned_about(name, doubt, small, logged, tmp_path):
+    fedkd_flwr.run(small, strategy="local", models=f"{HERE}:{name}", output_dir=tmp_path / "run")
+    said = [line for line in logged() if f"{HERE}:{name} " in line]
+    assert [line.removeprefix(f"{HERE}:{name} ").split(":")[0] for line in said] == doubt
+
+
 def test_clients_of_a_cohort_may_share_what_is_frozen(small, tmp_path):
     body = FROZEN[1].weight.clone()
     small |= {"strategy": "local", "models": f"{HERE}:with_a_frozen_body"}

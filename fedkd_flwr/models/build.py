@@ -98,10 +98,25 @@ def build_fitting(
         ) from None
 
 
-def returns_probabilities(model: nn.Module, shape: Shape) -> bool:
-    """Return whether a model's rows are not negative and sum to one, as those of a softmax."""
-    rows = _one_answer(model, shape)
-    return bool((rows >= 0).all() and torch.allclose(rows.sum(dim=1), torch.ones(1), atol=1e-4))
+def doubts(model: nn.Module, samples: Tensor) -> list[str]:
+    """Say what is allowed in a model's answers to samples (n, *shape), and is seldom meant."""
+    rows = _answers(model, samples)
+    said = []
+    if (rows >= 0).all() and torch.allclose(rows.sum(dim=1), torch.ones(len(rows)), atol=1e-4):
+        said.append(
+            "returns rows that sum to one, as after a softmax: return logits, since losses apply "
+            "the softmax themselves"
+        )
+    if not _close(rows, _answers(model, samples)):
+        said.append(
+            "answers differently when asked twice: in evaluation, dropout should be off, as "
+            "nn.Dropout is, or F.dropout with training=self.training"
+        )
+    elif not _close(rows[:1], _answers(model, samples[:1])):
+        said.append(
+            "answers to a sample by the others in its batch: in evaluation, samples should not mix"
+        )
+    return said
 
 
 def _fits(name: str, shape: Shape, classes: int, search_space: SupernetSettings | None) -> bool:
@@ -116,19 +131,23 @@ def _tried(
     name: str, shape: Shape, classes: int, search_space: SupernetSettings | None
 ) -> nn.Module:
     model = build_model(name, shape, classes, search_space)
-    _one_answer(model, shape)
+    _answers(model, torch.zeros(1, *shape))
     return model
 
 
-def _one_answer(model: nn.Module, shape: Shape) -> torch.Tensor:
-    """Return what a model answers to one sample of zeros, and leave the model as it was."""
+def _answers(model: nn.Module, samples: Tensor) -> Tensor:
+    """Return what a model answers in evaluation, and leave the model as it was."""
     was_training = model.training
     try:
         with torch.no_grad():
-            answer: torch.Tensor = model.eval()(torch.zeros(1, *shape))
+            answers: Tensor = model.eval()(samples.clone())
     finally:
         model.train(was_training)
-    return answer
+    return answers
+
+
+def _close(rows: Tensor, others: Tensor) -> bool:
+    return torch.allclose(rows, others, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 SIGNATURE = "(shape, classes) -> torch.nn.Module"
@@ -191,6 +210,19 @@ def require_builds(name: str, models: Sequence[nn.Module], others: Sequence[nn.M
             f"{name}: {', '.join(drawn)} differ between two calls under one seed. Draw them with "
             "PyTorch, or seed the other generator inside of the builder, as in "
             "numpy.random.default_rng(torch.initial_seed())"
+        )
+
+
+def require_whole_state(name: str, model: nn.Module, other: nn.Module, samples: Tensor) -> None:
+    """Refuse a network that has weights outside of its state; `other` is of another seed."""
+    if not _close(_answers(model, samples), _answers(model, samples)):
+        return
+    other.load_state_dict(model.state_dict())
+    if not _close(_answers(model, samples), _answers(other, samples)):
+        raise CustomObjectError(
+            f"{name}: two networks with the same parameters and buffers answer differently. "
+            "Weights in a list or attribute are neither trained nor saved: keep layers in "
+            "nn.ModuleList, and tensors in nn.Parameter or register_buffer"
         )
 
 
