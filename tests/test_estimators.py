@@ -8,12 +8,14 @@ import pandas as pd
 import pytest
 import torch
 from helpers import assert_refused, breaking, run_with
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.ensemble import RandomForestClassifier, VotingClassifier
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
 
 import fedkd_flwr
 from fedkd_flwr.config import methods_with
@@ -127,6 +129,28 @@ class Answering(GaussianNB):
         return {"nan": found * np.nan, "scores": 3 * found, "narrow": found[:, 1:]}[self.answer]
 
 
+class Reversed(GaussianNB):
+    def predict_proba(self, samples):
+        return super().predict_proba(samples)[:, ::-1]
+
+
+class Unweighted(GaussianNB):
+    def fit(self, samples, labels, **ignored):
+        return super().fit(samples, labels)
+
+
+class InPlace(GaussianNB):
+    def predict_proba(self, samples):
+        samples += 1
+        return super().predict_proba(samples)
+
+
+class Drawn(GaussianNB):
+    def fit(self, samples, labels, sample_weight=None):
+        noise = np.random.default_rng().normal(size=samples.shape)
+        return super().fit(samples + noise, labels, sample_weight)
+
+
 @pytest.fixture
 def no_object_is_left():
     yield
@@ -175,6 +199,44 @@ BAD_ANSWERS = {
 def test_what_is_no_probability_is_refused_before_the_run(answer, small, tmp_path):
     settings = {**small, "strategy": "kt-pfl", "models": [Answering(answer), "mlp"]}
     assert_refused(BAD_ANSWERS[answer], settings, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (Reversed(), "predict_proba should belong to the classes in ascending order"),
+        (Unweighted(), "do not follow sample_weight, which distillation needs"),
+        (SVC(probability=True), r"for SVC, CalibratedClassifierCV\(SVC\(\)\)"),
+    ],
+)
+@pytest.mark.usefixtures("no_object_is_left")
+@pytest.mark.filterwarnings("ignore:The `probability` parameter was deprecated")
+def test_an_order_of_classes_and_weights_are_tried_before_the_run(model, sentence, small, tmp_path):
+    assert_refused(sentence, {**small, "strategy": "kt-pfl", "models": model}, tmp_path / "run")
+
+
+@pytest.mark.usefixtures("no_object_is_left")
+@pytest.mark.parametrize("model", [CalibratedClassifierCV(SVC()), GaussianNB(), FOREST])
+def test_estimators_that_use_weights_are_taken(model, small, logged, tmp_path):
+    settings = {**small, "strategy": "local", "num-clients": 2, "models": model}
+    fedkd_flwr.run(settings, output_dir=tmp_path / "run", num_server_rounds=1)
+    assert not [line for line in logged() if "two fits" in line]
+
+
+@pytest.mark.usefixtures("no_object_is_left")
+def test_an_estimator_cannot_change_the_samples_of_a_client(small, tmp_path):
+    settings = {**small, "strategy": "local", "models": InPlace()}
+    run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    first, last = (run.clients[run.clients["round"] == n]["accuracy"].tolist() for n in (1, 2))
+    assert first == last
+
+
+@pytest.mark.usefixtures("no_object_is_left")
+def test_an_estimator_without_a_seed_is_warned_about(small, logged, tmp_path):
+    settings = {**small, "strategy": "local", "models": Drawn()}
+    fedkd_flwr.run(settings, output_dir=tmp_path / "run")
+    (line,) = [line for line in logged() if "two fits on the same samples differ" in line]
+    assert "random_state" in line
 
 
 @pytest.mark.usefixtures("no_object_is_left")

@@ -24,6 +24,8 @@ SMALLEST_PROBABILITY = 1e-6
 WEIGHT = "sample_weight"  # name of the argument of ``fit`` with the weights of the rows
 ROWS_PER_CLASS = 10  # samples of each class in a fit on random numbers
 ROUNDING = 1e-3  # how far a sum of probabilities may be from 1
+MOSTLY_WRONG = 0.75  # share of wrong classes that is not due to chance
+WRONG_LABELS = 3  # rows with a wrong label for each with the right one, when weights are tried
 
 OWN_PACKAGES = {"sklearn", "collections", "numpy"}
 """Packages whose types the stored state of a client's own estimator may have, besides its own."""
@@ -115,7 +117,8 @@ def _rows(samples: Tensor) -> NDArray[np.float32]:
 
 def _predicted(estimator: Any, samples: Tensor, classes: int) -> NDArray[np.float64]:
     """Return the probabilities (n, K) of samples by a fitted estimator; refuse anything else."""
-    found = np.asarray(estimator.predict_proba(_rows(samples)), dtype=np.float64)
+    # A copy, which a user's class may change.
+    found = np.asarray(estimator.predict_proba(_rows(samples).copy()), dtype=np.float64)
     asked = f"predict_proba of {type(estimator).__name__}"
     if found.shape != (len(samples), classes):
         raise CustomObjectError(
@@ -174,13 +177,23 @@ def fitted_on_random_numbers(
     create: Callable[[], Any], features: int, classes: int, missing: bool = False
 ) -> EstimatorModel:
     """Return a model fitted on `ROWS_PER_CLASS` random samples of each class."""
-    labels = torch.arange(ROWS_PER_CLASS * classes) % classes
-    samples = torch.rand((len(labels), features), generator=torch.Generator().manual_seed(0))
+    samples, labels = _random_samples(features, classes)
     if missing:
         samples[::ROWS_PER_CLASS, 0] = torch.nan
+    return _fitted_in_silence(create, classes, samples, labels, torch.ones(len(labels)))
+
+
+def _random_samples(features: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Return random samples of each class, which is larger in columns of its own, and labels."""
+    labels = torch.arange(ROWS_PER_CLASS * classes) % classes
+    samples = torch.rand((len(labels), features), generator=torch.Generator().manual_seed(0))
+    return samples + 2 * (torch.arange(features) % classes == labels[:, None]), labels
+
+
+def _fitted_in_silence(create: Callable[[], Any], classes: int, *rows: Tensor) -> EstimatorModel:
     model = EstimatorModel(create, classes)
     with warnings.catch_warnings(action="ignore"):
-        model.fit(samples, labels, torch.ones(len(labels)))
+        model.fit(*rows)
     return model
 
 
@@ -279,6 +292,8 @@ def try_estimator(
         again = EstimatorModel(create, classes=2)
         again.load_state_dict(fitted.state_dict())
         again(torch.zeros(2, features))
+        _require_order(name, again, features)
+        _require_weights(name, create, features)
     except CustomObjectError:
         raise
     # A user's class may raise anything.
@@ -287,6 +302,44 @@ def try_estimator(
             f"{name} fails on {2 * ROWS_PER_CLASS} random samples of {features} numbers and 2 "
             f"classes{', some of them missing' * missing}: {_told(error)}"
         ) from error
+
+
+def _require_order(name: str, model: EstimatorModel, features: int) -> None:
+    """Refuse an estimator whose columns of probabilities belong to other classes."""
+    if _share_wrong(model, features) > MOSTLY_WRONG:
+        raise CustomObjectError(
+            f"{name} is wrong for most of the samples that it was fitted on: the columns of its "
+            "predict_proba should belong to the classes in ascending order"
+        )
+
+
+def _require_weights(name: str, create: Callable[[], Any], features: int) -> None:
+    """Refuse an estimator that learns labels of little weight, because there are more of them."""
+    samples, labels = _random_samples(features, classes=2)
+    wrong = (samples, 1 - labels, torch.full((len(labels),), 0.1))
+    rows = [(samples, labels, torch.ones(len(labels))), *[wrong] * WRONG_LABELS]
+    model = _fitted_in_silence(create, 2, *map(torch.cat, zip(*rows, strict=True)))
+    if _share_wrong(model, features) > MOSTLY_WRONG:
+        raise CustomObjectError(
+            f"the probabilities of {name} do not follow {WEIGHT}, which distillation needs: use it "
+            "in fit, or choose an estimator that does (for SVC, CalibratedClassifierCV(SVC()))"
+        )
+
+
+def is_repeatable(create: Callable[[], Any], features: int) -> bool:
+    """Return whether two fits on the same samples predict the same between the two classes."""
+    samples, _ = _random_samples(features, classes=2)
+    between = (samples + samples.roll(1, dims=0)) / 2
+    first, second = (fitted_on_random_numbers(create, features, classes=2) for _ in range(2))
+    return torch.allclose(first(between), second(between), atol=ROUNDING)
+
+
+def _share_wrong(model: EstimatorModel, features: int) -> float:
+    """Return for which share of random samples of two classes a model prefers the other."""
+    samples, labels = _random_samples(features, classes=2)
+    rows = model(samples)
+    own, other = (rows.gather(1, column[:, None]) for column in (labels, 1 - labels))
+    return float((own < other).double().mean())
 
 
 def _open_seeds(estimator: Any) -> list[str]:
