@@ -4,6 +4,7 @@ import re
 from contextlib import nullcontext
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -77,6 +78,10 @@ CASES = {
     "owners_of_two": (lambda: (*a_table(), ["a", "b"]), r"returned clients \(2,\) of <U1"),
     "owners_unknown": (lambda: (*a_table(), [0.5, 1, 2]), r"returned clients \(3,\) of float64"),
     "negative": (lambda: a_table((0, -1, 1)), "labels that are not all whole numbers"),
+    "of_two_orders": (
+        lambda: (pd.DataFrame(a_table()[1]), pd.Series([0, 1, 0]).iloc[::-1]),
+        r"tables whose rows have different indexes, .* return labels.loc\[samples.index\]",
+    ),
     "one_class": (lambda: a_table((0, 0, 0)), "labels of one class"),
 }
 for _name, (_function, _) in CASES.items():
@@ -286,6 +291,17 @@ def channels_last(scale=1):
     return pixels / scale, np.arange(90) % 3
 
 
+def squares_scaled():
+    pixels, labels = channels_last(255)
+    return pixels[:, :, :8], labels
+
+
+def in_one_order():
+    samples, labels = table()
+    rows = np.arange(5, 5 + len(samples))
+    return pd.DataFrame(samples, index=rows), pd.Series(labels, index=rows)
+
+
 def channels_last_in_whole_numbers():
     pixels, labels = channels_last()
     return pixels.astype(np.uint8), labels
@@ -327,10 +343,12 @@ def fresh():
             "with_gaps",
             "the labels of .* go from 0 to 10, and 8 of the classes from 0 to 10 have no",
         ),
-        ("channels_last", r"samples \(90, 8, 9, 3\) of .* look like images from 0 to 255 with"),
+        ("channels_last", r"samples \(90, 8, 9, 3\) of .* look like images with"),
         ("channels_last_in_whole_numbers", "with channels last, and are read as numbers"),
         ("with_clients", "returns the client of each sample, which partition = iid does not read"),
         ("channels_last_scaled", None),
+        ("squares_scaled", r"samples \(90, 8, 8, 3\) of .* look like images with channels last"),
+        ("in_one_order", None),
         ("tiny_images", None),
     ],
 )

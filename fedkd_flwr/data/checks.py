@@ -121,9 +121,9 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
         )
     if is_function(name) and _has_channels_last(found.images):
         warnings.append(
-            f"the samples {tuple(found.images.shape)} of {name} look like images from 0 to 255 "
-            "with channels last, and are read as numbers: return uint8 images (n, channels, "
-            "height, width), which are scaled to -1 to 1"
+            f"the samples {tuple(found.images.shape)} of {name} look like images with channels "
+            "last, and are read as numbers: return images (n, channels, height, width), which are "
+            "scaled to -1 to 1 if they are uint8"
         )
     if is_function(name) and not _is_repeatable(name):
         warnings.append(
@@ -134,9 +134,11 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
 
 
 def _has_channels_last(samples: Tensor) -> bool:
-    """Return whether samples look like unscaled images (n, height, width, channels)."""
+    """Return whether samples look like images (n, height, width, channels), square or unscaled."""
     if samples.dim() != 4 or samples.shape[1] in CHANNELS or samples.shape[3] not in CHANNELS:
         return False
+    if samples.shape[1] == samples.shape[2]:
+        return True
     in_range = samples.min() >= 0 and 1 < samples.max() <= 255
     return bool(in_range and (samples == samples.round()).all())
 

@@ -57,6 +57,7 @@ def as_data_set(name: str, given: object) -> OwnArrays:
     """Return samples, labels and clients, after checking them."""
     if not isinstance(given, tuple | list) or len(given) not in (2, 3):
         raise DataError(f"{name} returned a {type(given).__name__}; it should be {SIGNATURE}")
+    _require_one_order(name, given)
     samples = _tensor(name, given[0])
     labels = _tensor(name, given[1], "; numpy.unique(labels, return_inverse=True)[1] numbers words")
     samples, labels = _checked_samples(name, samples, labels), _checked_labels(name, labels)
@@ -94,6 +95,16 @@ def content_digest(*tensors: Tensor) -> str:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().cpu().numpy().data)
     return digest.hexdigest()
+
+
+def _require_one_order(name: str, parts: Sequence[Any]) -> None:
+    """Refuse tables and columns of pandas whose rows have other names, since they are lined up."""
+    first, *others = [part.index for part in parts if hasattr(part, "iloc")] or [None]
+    if not all(first.equals(other) for other in others):
+        raise DataError(
+            f"{name} returned tables whose rows have different indexes, so that samples may get "
+            "the labels of others: return labels.loc[samples.index], or arrays by .to_numpy()"
+        )
 
 
 def _tensor(name: str, part: Any, advice: str = "") -> Tensor:
