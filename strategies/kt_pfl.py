@@ -208,7 +208,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         current = self.state.coefficients.with_members(repliers)
         predictions = self.stack_predictions(replies)
         shares = self.round.sizes(repliers) / self.round.sizes(self.round.trained).sum()
-        block = self.updated_block(current.at(repliers, repliers), predictions, shares)
+        block = self._new_block(current.at(repliers, repliers), predictions, shares)
         updated = current.changed(repliers, repliers, block)
         mixing = self.mixing_coefficients(current, updated)
         weights = mixing.at(_receivers(mixing), repliers)
@@ -236,7 +236,7 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
             predictions = np.concatenate([of_trained, own[None]])
             members = [*trained, n]
             shares = self.round.sizes(members) / self.round.sizes(members).sum()
-            block = self.updated_block(coefficients.at(members, members), predictions, shares)
+            block = self._new_block(coefficients.at(members, members), predictions, shares)
             coefficients = coefficients.changed([n], members, block[-1:])
             row = normalized_rows(block[-1:])
             teachers[coefficients.places[n]] = self.mix(row, predictions)[0]
@@ -251,6 +251,25 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         keeps its sum.
         """
         raise NotImplementedError
+
+    def _new_block(
+        self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Return `updated_block` of a method, after checking what it promises."""
+        sums = block.sum(axis=1)
+        updated = np.asarray(self.updated_block(block, predictions, shares))
+        if updated.shape != block.shape or not np.issubdtype(updated.dtype, np.number):
+            found = f"has the shape {updated.shape} and the type {updated.dtype}"
+        elif not (updated >= 0).all():
+            found = "has negative or missing numbers"
+        elif not np.allclose(updated.sum(axis=1), sums, atol=1e-4):
+            found = f"has rows that sum to {updated.sum(axis=1).round(4).tolist()}"
+        else:
+            return updated
+        raise ValueError(
+            f"{type(self).__name__}.updated_block {found}; return coefficients {block.shape}, not "
+            f"negative, whose rows sum to {sums.round(4).tolist()} as those of block"
+        )
 
     def results(self) -> Results:
         return replace(super().results(), matrices=self.state.coefficients.named("coefficients"))

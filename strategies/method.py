@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.core.declarations import LayerChoice
-from strategies.core.method_record import MethodRecord, refuse_old_names
+from strategies.core.method_record import MethodRecord, refuse_near_names, refuse_old_names
 from strategies.core.plan import PlanSettings, RunPlan, Settings, sample_clients
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.rounds import Round
@@ -141,9 +141,10 @@ class Method:
     """The round that is running: its clients, and further messages to them."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Give a class without a record that of its base class; refuse names of old versions."""
+        """Give a class without a record that of its base class; refuse old and mistyped names."""
         super().__init_subclass__(**arguments)
         refuse_old_names(cls.__name__, cls.__bases__[0].__name__, vars(cls))
+        refuse_near_names(cls)
         if "record" not in vars(cls):
             cls.record = cls.record.derived()
 

@@ -20,7 +20,7 @@ from fedkd_flwr.sweeps.grid import read_sweep
 from strategies.core.plan import Settings
 from strategies.core.replies import TooFewRepliesError
 from strategies.fedprox import FedProx
-from strategies.kt_pfl import KTpFLSettings
+from strategies.kt_pfl import KTpFL, KTpFLSettings
 
 NEAREST = "examples.own_method:nearest"
 HERE = "test_custom_methods"
@@ -210,6 +210,28 @@ def test_predictions_that_are_not_probabilities_are_refused(changes, small, tmp_
         del REGISTERED["logits"]
     told = [line for line in logged() if "predictions has a row that sums to 3, not 1" in line]
     assert told and "such as softmax(logits)" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda block: None,
+            r"has the shape \(\) and the type object; return coefficients \(4, 4\)",
+        ),
+        (lambda block: block[:2], r"has the shape \(2, 4\) and the type float64"),
+        (lambda block: block * np.nan, "has negative or missing numbers"),
+        (lambda block: block - 2 * np.eye(4), "has negative or missing numbers"),
+        (lambda block: 2 * block, r"has rows that sum to \[2.0, .*\]; .* sum to \[1.0, "),
+    ],
+)
+def test_coefficients_that_are_none_are_refused(change, sentence, small):
+    class Changing(KTpFL):
+        def updated_block(self, block, predictions, shares):
+            return change(block)
+
+    with pytest.raises(ValueError, match=f"Changing.updated_block {sentence}"):
+        fedkd_flwr.run(small, models="mlp", strategy=(Changing, KTpFLClient))
 
 
 def test_the_example_weighs_by_distance():

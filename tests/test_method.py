@@ -15,6 +15,7 @@ from test_layering import MODULES
 import fedkd_flwr.clients.api
 import strategies.api
 from fedkd_flwr.clients.base import HOOKS_BEFORE, PersonalClient
+from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.methods import METHODS
 from strategies.base import PersonalizedStrategy
 from strategies.core.method_record import FAMILIES, MethodRecord, Need, Paper
@@ -163,6 +164,25 @@ def test_a_payload_for_several_clients_is_made_once_a_round(server):
 
 UNDATED = {"fedkma", "fedkma-uniform"}
 """The text of their paper does not say when it appeared."""
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "meant"),
+    [
+        (PersonalClient, "distil", ""),
+        (KTpFLClient, "distil", "distill"),
+        (KTpFL, "agregate", "agg"),
+    ],
+)
+def test_a_mistyped_hook_is_refused(base, name, meant):
+    def made():
+        return type("Mine", (base,), {name: lambda self: None})
+
+    if not meant:
+        assert made()
+        return
+    with pytest.raises(TypeError, match=f"Mine.{name} is not called: write {meant}"):
+        made()
 
 
 @pytest.mark.parametrize("method", METHODS)

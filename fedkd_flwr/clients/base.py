@@ -29,6 +29,7 @@ from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.training.jobs import Job, PredictJob, TrainJob, result_of, undone_if_it_diverges
 from fedkd_flwr.training.loop import Batch, Loss, build_optimizer
 from fedkd_flwr.training.losses import cross_entropy, parameters_of, relative_distance
+from strategies.core.method_record import refuse_near_names
 from strategies.core.metrics import metric_name
 from strategies.core.randomness import random_generator
 
@@ -93,9 +94,10 @@ class PersonalClient(NumPyClient):
         """What the client keeps besides its model and momentum; methods add fields."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse names of old versions."""
+        """Refuse names of old versions, and mistyped ones."""
         super().__init_subclass__(**arguments)
         refuse_old_names(cls)
+        refuse_near_names(cls)
 
     def __init__(self, session: Session) -> None:
         self.session = session

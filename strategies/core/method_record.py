@@ -1,5 +1,6 @@
 """The record of a method: where it comes from, what it exchanges, and what it needs."""
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -180,3 +181,16 @@ def refuse_old_names(strategy: str, base: str, names: Iterable[str]) -> None:
             )
         if name in HOOKS_BEFORE:
             raise TypeError(f"{strategy}.{name} is no hook any more: {HOOKS_BEFORE[name]}")
+
+
+def refuse_near_names(kind: type) -> None:
+    """Refuse a class with a function that overrides nothing, and is nearly named as a hook."""
+    inherited = {name for base in kind.__mro__[1:] for name in vars(base) if name[0] != "_"}
+    for name, value in vars(kind).items():
+        if name in inherited or name.startswith("_") or not callable(value):
+            continue
+        if near := difflib.get_close_matches(name, inherited, n=1, cutoff=0.9):
+            raise TypeError(
+                f"{kind.__name__}.{name} is not called: write {near[0]} to override that hook, or "
+                "choose another name"
+            )
