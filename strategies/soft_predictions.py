@@ -66,7 +66,7 @@ class SoftPredictionSettings(Settings):
     clip_norm: Annotated[float, zero_or_at_least(1e-6), ANY_ON_NODES] = Field(default=0.0, ge=0)
     """Largest L2 distance, over all P·K entries, of a client's predictions from uniform
     predictions; 0 for no clipping, else at least 1e-6, so that rounding does not exceed it."""
-    noise_multiplier: Annotated[float, ANY_ON_NODES] = Field(default=0.0, ge=0)
+    noise_multiplier: Annotated[float, ANY_ON_NODES] = Field(default=0.0, ge=0, le=1e4)
     """Standard deviation of the Gaussian noise on predictions, as a multiple of their sensitivity
     ``2 * clip_norm``; 0 for no noise."""
     noise_seed: Annotated[int, DEFAULT_ON_NODES] = Field(default=-1, ge=-1)

@@ -205,9 +205,16 @@ def test_an_edited_bundle_is_not_loaded(name, bundle, tmp_path, trace):
     (place / "__pycache__").mkdir()
     assert guard_of([digest_of(content)], home).checked_install(content) == place
     (place / name).write_text("print('edited')")
-    with pytest.raises(guard.BundleChangedError, match=name):
+    with pytest.raises(guard.BundleChangedError, match=name) as refused:
         guard_of([digest_of(content)], home).checked_install(content)
-    assert not trace.exists()
+    assert not trace.exists() and str(home) not in str(refused.value)
+
+
+def test_a_bundle_that_cannot_be_unpacked_tells_no_path(bundle, tmp_path):
+    content, home = bundle.read_bytes(), tmp_path / "home"
+    home.write_text("no folder")
+    with pytest.raises(guard.BundleNotUnpackedError, match=r"cannot unpack the bundle$"):
+        guard_of([digest_of(content)], home).checked_install(content)
 
 
 def test_a_revoked_bundle_is_deleted(bundle, tmp_path):

@@ -21,6 +21,7 @@ from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients import audit
 from fedkd_flwr.clients.audit import AUDIT
 from fedkd_flwr.clients.node_log import log_work
+from fedkd_flwr.clients.privacy_ledger import LEDGER
 from fedkd_flwr.engines.in_process import InProcessGrid
 from fedkd_flwr.runs import load_run
 from strategies.core.exchange import DROPPED
@@ -206,6 +207,15 @@ def test_an_audit_says_what_left_and_what_was_refused(silo):
     assert len(refused) == 3 and all("batch-size has to be" in line["error"] for line in refused)
     file = silo.folder / "state" / "0" / AUDIT
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_an_audit_without_the_ledger_neither_loses_a_reply_nor_tells_a_path(silo):
+    ledger = silo.folder / "state" / "0" / LEDGER
+    ledger.mkdir(parents=True)
+    assert isinstance(silo.send(strategy="local"), Message)
+    assert "ledger-epsilon" not in audit_of(silo)[0]
+    silo.node["state-dir"] = "~no-such-account/state"
+    assert "RuntimeError: it failed" in silo.send(strategy="local")
 
 
 def test_an_audit_is_put_aside_when_it_is_long(silo, monkeypatch):

@@ -231,6 +231,15 @@ def test_noise_without_clipping_is_refused(small):
         read_config({**small, "fedavg-ft.noise-multiplier": 1.0})
 
 
+def test_noise_on_which_accounting_overflows_is_refused(small):
+    """A node whose ledger had a line of it answered no message any more."""
+    key = "soft-predictions.noise-multiplier"
+    private = {**small, "strategy": "kt-pfl", "soft-predictions.clip-norm": 1.0}
+    assert epsilon_of({read_config({**private, key: 1e4}).settings.noise_multiplier: 1}, 1e-5) >= 0
+    with pytest.raises(ConfigError, match=key):
+        read_config({**private, key: 1e155})
+
+
 # ---- The order of public batches -------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -45,10 +45,14 @@ class BundleNotApprovedError(PermissionError):
         )
 
 
+class BundleNotUnpackedError(RuntimeError):
+    """A bundle that cannot be written here; the server learns no path of the node."""
+
+
 class BundleChangedError(PermissionError):
     """An unpacked bundle whose files are not those of the approved one."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: PurePath) -> None:
         super().__init__(
             f"this node does not execute a bundle that was changed after it was unpacked: {file}; "
             "restart the node, which unpacks it again"
@@ -76,7 +80,10 @@ class Guard:
             raise BundleNotApprovedError(digest)
         place = self.folder / digest
         if not place.exists():
-            self._unpack(fab_file, place)
+            try:
+                self._unpack(fab_file, place)
+            except OSError as error:
+                raise BundleNotUnpackedError("this node cannot unpack the bundle") from error
         (self.installed[digest],) = place.glob("*/*")  # apps/PUBLISHER.NAME.VERSION.DIGEST
         require_unchanged(self.installed[digest], fab_file)
         return self.installed[digest]
@@ -124,10 +131,10 @@ def require_unchanged(place: Path, fab_file: bytes) -> None:
             if not name.endswith("/") and (
                 not file.is_file() or file.is_symlink() or file.read_bytes() != archive.read(name)
             ):
-                raise BundleChangedError(file)
+                raise BundleChangedError(file.relative_to(place))
     for file in place.rglob("*"):
         if not file.is_dir() and file not in due:
-            raise BundleChangedError(file)
+            raise BundleChangedError(file.relative_to(place))
 
 
 def forget_modules() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from logging import WARNING
 from pathlib import Path
@@ -58,7 +59,9 @@ def _folder(node_config: Mapping[str, Any]) -> Path | None:
         trusts_server = False
     if trusts_server or not state_dir:
         return None
-    return Path(state_dir).expanduser() / str(node_config.get("partition-id"))
+    with suppress(RuntimeError):  # there is no such account, which the reply says
+        return Path(state_dir).expanduser() / str(node_config.get("partition-id"))
+    return None
 
 
 def _asked(message: Message, context: Context) -> dict[str, Any]:
@@ -82,6 +85,10 @@ def _asked(message: Message, context: Context) -> dict[str, Any]:
 
 
 def _epsilon(folder: Path, context: Context) -> dict[str, float]:
+    """Return what the ledger has spent; nothing if it cannot be read.
+
+    That must neither lose the reply nor leave the node as an error, which names the file.
+    """
     policy = read_policy(context.node_config)
     ledger = PrivacyLedger(folder / LEDGER, delta=policy.privacy_delta)
     try:
@@ -90,7 +97,8 @@ def _epsilon(folder: Path, context: Context) -> dict[str, float]:
             "ledger-dp-epsilon": ledger.epsilon_of_training,
             "ledger-count-epsilon": ledger.epsilon_of_counts,
         }
-    except DamagedLedgerError:
+    except (DamagedLedgerError, OSError, ArithmeticError) as error:
+        log(WARNING, "%s was not read: %s", ledger.file, error)
         return {}
 
 
