@@ -59,7 +59,10 @@ MEANINGS = {
         "mean prediction (`fd`) or feature of each class; that of one sample is the sample's"
     ),
     "class-shares": "share of each class among the training samples",
-    "classes-hash": "hash of the names of class folders; whoever guesses them can check the guess",
+    "classes-hash": (
+        "hash of the names of class folders, or of the words that label a table; whoever guesses "
+        "them can check the guess"
+    ),
     "cluster": "number of the client's cluster",
     "control": "mean gradient of the client",
     "distillation-loss": "mean loss against the teacher",

@@ -90,7 +90,11 @@ def test_the_spent_budget_is_said(small, node, tmp_path):
         ledger.record({"noise-multiplier": 2.0}, "0f", server_round)
     spent = privacy_spent(2.0, 2, 1e-5)
     found = findings_by_check(small, node, **NOISE)["privacy"]
-    assert found.text == f"epsilon {spent:.2f} of 30 spent by earlier rounds"
+    told = f"epsilon {spent:.2f} for predictions and %.2f for trainings, of 30 each, spent by"
+    assert found.text == f"{told % 0} earlier rounds"
+    ledger.record({"sampling-rate": 1.0, "noise-multiplier": 4.0, "steps": 1}, "0f", 3)
+    found = findings_by_check(small, node, **NOISE)["privacy"]
+    assert found.text == f"{told % ledger.epsilon_of_training} earlier rounds"
     for _ in range(2):
         ledger.record({"count-noise": 2.0}, "0f", 1)
     found = findings_by_check(small, {**node, "allow-counts": "noised"}, **NOISE)["privacy"]
@@ -113,7 +117,7 @@ def test_a_spent_budget_is_a_failure(changes, small, node, tmp_path):
     failure = only_failure(small, node, **changes)
     assert failure.check == "privacy"
     assert failure.text.startswith(
-        "epsilon 0.00 of 0.5 spent by earlier rounds, and one more round"
+        "epsilon 0.00 for predictions and 0.00 for trainings, of 0.5 each, spent by earlier rounds,"
     )
     assert not list((tmp_path / "state").rglob("*"))
 

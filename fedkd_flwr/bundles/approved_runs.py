@@ -106,7 +106,9 @@ def consequences(configuration: Configuration, node: Mapping[str, Any]) -> Itera
     if run.plan.measures:
         yield f"It asks for {', '.join(run.plan.measures)} at each evaluation."
     if isinstance(settings, SoftPredictionSettings) and settings.is_private:
-        epsilon, delta = settings.privacy_spent(rounds)
+        # Not at the delta of whoever starts the run.
+        counted = settings.model_copy(update={"delta": node["privacy-delta"]})
+        epsilon, delta = counted.privacy_spent(rounds)
         yield (
             f"Their predictions have epsilon {epsilon:.3g} at delta {delta:g}. A server can ask "
             "again; a finite epsilon-budget alone limits that."

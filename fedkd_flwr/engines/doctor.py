@@ -120,8 +120,10 @@ def _of_releases(client: PersonalClient) -> str:
         return "Warning: what the method sends leaves without noise, as the node config allows"
     if ledger is None:
         return "noise; no ledger, as the node has no state-dir"
-    spent = max(ledger.epsilon, ledger.epsilon_of_training)
-    told = f"epsilon {spent:.2f} of {policy.epsilon_budget:g} spent by earlier rounds"
+    told = (
+        f"epsilon {ledger.epsilon:.2f} for predictions and {ledger.epsilon_of_training:.2f} for "
+        f"trainings, of {policy.epsilon_budget:g} each, spent by earlier rounds"
+    )
     try:
         for entry in _ledger_entries(client):
             ledger.check(entry)
