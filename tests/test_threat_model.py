@@ -30,6 +30,7 @@ from fedkd_flwr.clients.audit import AUDIT
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PrivacyLedger, epsilon_of_trainings
 from fedkd_flwr.data import sources
+from fedkd_flwr.data.registry import forget_data
 from fedkd_flwr.models.vectors import model_vectors
 from fedkd_flwr.training.dp_sgd import PrivateGradients
 from fedkd_flwr.training.loop import epoch_batches
@@ -154,6 +155,18 @@ def test_nobody_can_copy_private_images(silo):
     mixed = write_image_folder(silo.folder / "mixed", *images_of(SILOS, 1))
     (mixed / "3" / "harmless.png").write_bytes(silo.named.read_bytes())
     silo.refuses("holds private samples", **{"public-dataset": f"folder:{mixed}"})
+
+
+def test_copies_of_images_of_16_bits_are_found_at_other_levels(silo):
+    """The largest number of each folder is white, so that two decoded copies differ."""
+    pixels = np.arange(784, dtype=np.uint16).reshape(28, 28)
+    public = next(silo.public.rglob("*.png"))
+    Image.fromarray(pixels).save(silo.named)
+    Image.fromarray(pixels[::-1] * 2).save(public)
+    assert isinstance(silo.send(MessageType.QUERY), Message)
+    (silo.public / "3" / "harmless.png").write_bytes(silo.named.read_bytes())
+    forget_data()
+    silo.refuses("holds private samples")
 
 
 def test_nobody_can_name_a_folder_as_a_set_of_the_hub(silo):

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_data import call_for_partition, content_digest
+from fedkd_flwr.data.decoding import Levels
 from fedkd_flwr.data.natural_split import (
     names_of_clients,
     owners_of,
@@ -256,6 +257,14 @@ def public_set(plan: DataPlan) -> Tensor:
     )
 
 
+def _levels_of_public_set(settings: DataSettings) -> Levels:
+    """Return what the pixels of the public samples mean."""
+    if settings.public_dataset == HELD_OUT:
+        return images_of(settings).levels
+    public_format = settings.public_data_format
+    return load_images(settings.public_dataset, settings.data_root, public_format).levels
+
+
 @reads_data(PLANS_KEPT)
 def scaling_of_plan(plan: DataPlan) -> Scaling:
     """Return how samples are scaled, private and public ones and those of all clients alike.
@@ -361,12 +370,17 @@ def _build_client(
         scaling = scaling_of_plan(plan)
         return ClientData(everything, positions, scaling, device, public, classes)
     shape = settings.image_shape
-    own = load_node_data(data_path, shape, classes, settings.data_format, grouping)
+    place = data_path, shape, classes, settings.data_format, grouping
+    own = load_node_data(*place)
     kind = "samples" if grouping == UNGROUPED else "groups"
     parts = parts_by_content(own.keys, settings.split, partition_id, own.folders, kind)
     positions = _with_evaluated_split(parts, settings)
     scaling = _scaling_of_node(plan, own.images, statistics)
-    in_public = number_in_common(public, scaled_as_public(settings, own.images, scaling))
+    compared = own.images
+    if own.are_leveled_together and len(public):
+        # Decoded with its own levels, a copy would differ from the one in the public set.
+        compared = load_node_data(*place, _levels_of_public_set(settings)).images
+    in_public = number_in_common(public, scaled_as_public(settings, compared, scaling))
     return ClientData(own, positions, scaling, device, public, own.classes, in_public)
 
 

@@ -230,14 +230,19 @@ def _of_numbers(table: "NumberTable", data_format: DataFormat, owner: str) -> Im
     return ImageSet(table.samples, labels, classes, columns=table.columns, said=table.said)
 
 
-def _load_files(path: Path, files: "_Files", data_format: DataFormat) -> ImageSet:
+def _load_files(
+    path: Path, files: "_Files", data_format: DataFormat, levels: Levels | None = None
+) -> ImageSet:
     """Decode the images of a folder or a table; what is decoded is kept for other processes."""
     _require_classes(files.labels, data_format.classes, repr(str(path)))
     labels = torch.from_numpy(files.labels)
     # The digest takes time, and is needed only if the cache is on.
     shape, encoded = data_format.shape, files.encoded
-    kept_at = cache_folder() and _named_by_content(path.name, (digest_of(encoded), shape))
-    decoded = _decoded(kept_at, labels, lambda: decode_images(encoded, shape, files.names))
+    follows_from = (
+        (digest_of(encoded), shape, *([levels] if levels else [])) if cache_folder() else ()
+    )
+    kept_at = _named_by_content(path.name, follows_from)
+    decoded = _decoded(kept_at, labels, lambda: decode_images(encoded, shape, files.names, levels))
     classes = data_format.classes or int(labels.max()) + 1
     return _as_said(str(path), decoded, labels, classes, files)
 
@@ -339,11 +344,13 @@ def load_node_data(
     classes: int,
     data_format: DataFormat = ANY,
     grouping: Grouping = UNGROUPED,
+    levels: Levels | None = None,
 ) -> OwnData:
     """Load a node's own data: a folder with one folder per class, a table, or a function.
 
     Folders are classes by their number when all names are numbers. Else alphabetical order counts,
-    and there must be one for every class, so that all nodes number the classes alike.
+    and there must be one for every class, so that all nodes number the classes alike. `levels` are
+    by default those of the data.
     """
     name, path = str(path), Path(path).expanduser()
     if is_custom(name) and not path.exists():
@@ -366,7 +373,7 @@ def load_node_data(
     if table := _read_numbers(tables, path, data_format, grouping):
         return _own_numbers(table, data_format)
     files = _encoded_at(path, [path], data_format, grouping)
-    decoded = _load_files(path, files, data_format)
+    decoded = _load_files(path, files, data_format, levels)
     keys = files.groups or content_keys(files.encoded)
     kinds = set() if tables else {part_kind(part.name) for part in parts_of(path)}
     # Images of a part for validation are divided like those for training.
