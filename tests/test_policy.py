@@ -244,9 +244,11 @@ def test_an_approval_says_what_leaves(tmp_path):
     assert "It sends soft predictions, 3 times." in text and "epsilon is infinite" in text
     assert "batch-size is 8; without approval it has to be from min-class-count to 4096." in text
     noise = "noise-multiplier = 2.0\nclip-norm = 1.0\ndelta = 0.9\n"
-    preset.write_text(f"{preset.read_text()}[soft-predictions]\n{noise}")
+    told = 'label-column = "a\\nepsilon 0"\n[soft-predictions]\n'
+    preset.write_text(preset.read_text() + told + noise)
     shown = CliRunner().invoke(cli, ["runs", "approve", str(preset), "--list", str(file) + "2"])
     assert f"epsilon {privacy_spent(2.0, 3, 1e-5):.3g} at delta 1e-05" in shown.output
+    assert "label-column is a epsilon 0; without approval" in shown.output
     digest = read_approvals(file)[0].digest
     assert digest in CliRunner().invoke(cli, ["runs", "list", "--list", str(file)]).output
     CliRunner().invoke(cli, ["runs", "revoke", digest[:9], "--list", str(file)])

@@ -16,6 +16,7 @@ from fedkd_flwr.config import (
 )
 from fedkd_flwr.config.run_config import RunConfig
 from fedkd_flwr.data.registry import FOLDER
+from strategies.core.replies import shortened
 from strategies.core.settings_groups import DEFAULT_ON_NODES
 from strategies.soft_predictions import SoftPredictionSettings
 
@@ -123,5 +124,5 @@ def consequences(configuration: Configuration, node: Mapping[str, Any]) -> Itera
     for key, name in named_code(configuration.for_flower()):
         yield f"{key} names code: {name}."
     for key, allowed in [*run.outside(node), *settings.outside(node)]:
-        value = configuration.flat()[key]
+        value = shortened(configuration.flat()[key])  # on one line, whoever wrote it
         yield f"{key} is {value}; without approval it has to be {allowed}."
