@@ -1,6 +1,8 @@
 """Soft predictions on the wire, their privacy, and their mixing."""
 
 import itertools
+import os
+import secrets
 
 import numpy as np
 import pytest
@@ -152,6 +154,15 @@ def test_secret_noise_is_normal_and_never_the_same():
     assert kstest(drawn.ravel(), "norm").pvalue > 1e-4
     assert not np.isin(secret_normal((200, 100)), drawn).any()
     assert secret_normal((0, 3)).shape == (0, 3)
+
+
+def test_large_secret_noise_leaves_no_holes(monkeypatch):
+    """Beyond 6.6, numbers of 53 bits lay further apart than the sums to which DP-SGD rounds."""
+    lowest = bytes(80_000)
+    monkeypatch.setattr(secrets, "token_bytes", lambda size: lowest + os.urandom(size - 80_000))
+    drawn = secret_normal((10_000,))
+    assert drawn.max() < -8
+    assert len(np.unique(drawn)) == 10_000
 
 
 def test_epsilon_of_runs_with_different_noise():

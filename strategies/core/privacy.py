@@ -30,18 +30,22 @@ NormalDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
 UniformDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
 """Returns uniform numbers in [0, 1) of a shape."""
 
-RANDOM_BITS = 53  # bits of a uniform random number, the precision of float64
+RANDOM_BITS = 52
+"""Bits of a uniform random number: with half a unit added, all are exact in float64."""
 
 
 def secret_normal(shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Draw standard normal numbers of a shape from the operating system's generator.
 
     Each is the normal quantile of an independent uniform one, so that none tells about the others.
+    That has further bits near 0 and 1. Else large numbers would be so far apart that their sum with
+    another number tells the latter.
     """
     from scipy.special import ndtri  # deferred: few clients add noise
 
-    quantiles: NDArray[np.float64] = ndtri(secret_uniform(shape))
-    return quantiles
+    coarse, further = secret_uniform((2, *shape))
+    lower = np.minimum(coarse, 1 - coarse) + (further - 0.5) / 2**RANDOM_BITS
+    return np.copysign(ndtri(lower), coarse - 0.5)
 
 
 def secret_uniform(shape: tuple[int, ...]) -> NDArray[np.float64]:
