@@ -563,6 +563,28 @@ def test_nobody_can_see_an_estimator_fail_on_a_public_sample(silo):
         assert set(arrays_of(silo.send(**forest))) == {"predictions"}
 
 
+def test_nobody_can_see_an_estimator_fail_on_a_test_sample(silo):
+    """All predictions became uniform: one noised count told of a single sample in 16 of 16."""
+    silo.node["allow-counts"] = "noised"
+    forest = {"strategy": "local", "models": "sklearn.ensemble:RandomForestClassifier"}
+    silo.approve(**forest)
+    context = Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **forest})
+    client = build_client(context)
+    client.train_locally(1)
+    images, predict_proba = client.data.test_images, RandomForestClassifier.predict_proba
+    unseen = images[3].flatten().numpy()
+
+    def failing(self, rows):
+        if (rows == unseen).all(axis=1).any():
+            raise IndexError(SECRET)
+        return predict_proba(self, rows)
+
+    before = client.predict(client.model, images)
+    with patch.object(RandomForestClassifier, "predict_proba", failing):
+        after = client.predict(client.model, images)
+    assert (before != after).any(dim=1).nonzero().flatten().tolist() == [3]
+
+
 def test_nobody_can_compare_private_images_at_another_size(silo):
     """A refusal would tell whether an image has the pixels of a public one, at any size."""
     del silo.node["epsilon-budget"]
