@@ -484,26 +484,59 @@ def test_nobody_can_learn_whether_a_sample_lets_a_training_diverge(silo):
         assert shapes[0] == shapes[1] and metrics_of(answers[0]) == metrics_of(answers[1])
 
 
+def overflowing(client, images, above):
+    """Return weights that make the loss infinite if a pixel of any image is above a threshold.
+
+    It is below the largest of these pixels if `above` is 1, else above it.
+    """
+    model, pixels = client.session.new_model(), images.flatten(1)
+    pixel = int(pixels.std(0).argmax())
+    with torch.no_grad():
+        *layers, _ = parameters = list(model.parameters())
+        for parameter in parameters:
+            parameter.zero_()
+        layers[0][0, pixel] = 1e30
+        layers[1][0] = -1e30 * float(pixels[:, pixel].max() - above * 1e-3)
+        layers[2][0, 0] = 1e30
+    return {k: np.array(v) for k, v in model_vectors(model).items()}
+
+
 def test_nobody_can_let_the_loss_of_one_sample_overflow(silo):
-    """Weights that make it infinite if a pixel of any sample is above a threshold."""
     silo.node |= {"allow-methods": "parameters", "epsilon-budget": 1e4}
     private = {"strategy": "fedavg", "dp-sgd-noise-multiplier": 1e3, "batch-size": 4096}
     context = Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **private})
     client = build_client(context)
-    model, images = client.session.new_model(), client.data.train_images.flatten(1)
-    pixel = int(images.std(0).argmax())
     for above in (-1, 1):
-        with torch.no_grad():
-            *layers, _ = parameters = list(model.parameters())
-            for parameter in parameters:
-                parameter.zero_()
-            layers[0][0, pixel] = 1e30
-            layers[1][0] = -1e30 * float(images[:, pixel].max() - above * 1e-3)
-            layers[2][0, 0] = 1e30
-        arrays = {k: np.array(v) for k, v in model_vectors(model).items()}
+        arrays = overflowing(client, client.data.train_images, above)
         trained = arrays_of(silo.send(arrays=arrays, **private))
         # The noise is there: the training was not undone, which would tell as much.
         assert not np.array_equal(trained["weights"], arrays["weights"])
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "phase", "part", "settings"),
+    [
+        ("persfl", MessageType.TRAIN, "personalize", "validation_images", {"validate-every": 1}),
+        ("per-fedavg", MessageType.EVALUATE, "train", "train_images", {"adaptation": "epoch"}),
+        ("fedala", MessageType.EVALUATE, "train", "train_images", {}),
+    ],
+)
+def test_an_infinite_loss_of_one_sample_is_unseen(silo, method, kind, phase, part, settings):
+    """A message of PersFL's stage 2 told whether a known validation image is there."""
+    silo.node["allow-methods"] = method
+    settings = {"strategy": method, **{f"{method}.{key}": v for key, v in settings.items()}}
+    context = Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **settings})
+    client, answers = build_client(context), []
+    initial = {k: np.array(v) for k, v in model_vectors(client.session.new_model()).items()}
+    for above in (-1, 1):
+        message = {"run-id": f"a{above + 1}"}
+        with silo.one_context():
+            if kind == MessageType.EVALUATE:
+                assert isinstance(silo.send(message=message, arrays=initial, **settings), Message)
+            arrays = overflowing(client, getattr(client.data, part), above)
+            answers.append(silo.send(kind, {**message, "phase": phase}, arrays, **settings))
+    below, above = (dict(answer.content.metric_records["metrics"]) for answer in answers)
+    assert below == above
 
 
 def test_nobody_can_replace_the_memory_of_another_run(silo):
@@ -563,7 +596,7 @@ def test_nobody_can_see_an_estimator_fail_on_a_public_sample(silo):
         assert set(arrays_of(silo.send(**forest))) == {"predictions"}
 
 
-def test_nobody_can_see_an_estimator_fail_on_a_test_sample(silo):
+def test_an_estimator_that_fails_on_a_sample_changes_one_prediction(silo):
     """All predictions became uniform: one noised count told of a single sample in 16 of 16."""
     silo.node["allow-counts"] = "noised"
     forest = {"strategy": "local", "models": "sklearn.ensemble:RandomForestClassifier"}

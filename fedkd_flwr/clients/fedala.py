@@ -1,5 +1,6 @@
 """The client of FedALA."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import pstdev
@@ -101,5 +102,7 @@ class FedALAClient(ParameterClient):
 
 
 def converged(losses: Sequence[float], threshold: float) -> bool:
-    """Return whether the losses of the last epochs vary less than a threshold."""
-    return len(losses) > RECENT and pstdev(losses[-RECENT:]) < threshold
+    """Return whether the losses of the last epochs are finite and vary less than a threshold."""
+    recent = losses[-RECENT:]
+    are_finite = all(map(math.isfinite, recent))
+    return len(losses) > RECENT and are_finite and pstdev(recent) < threshold

@@ -10,7 +10,8 @@ from torch.func import functional_call
 
 from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
-from fedkd_flwr.training.loop import SGD, Batch, epoch_batches, random_batches, train_on
+from fedkd_flwr.training.jobs import TrainJob
+from fedkd_flwr.training.loop import SGD, Batch, epoch_batches, random_batches
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.per_fedavg import PerFedAvgSettings
 
@@ -67,8 +68,8 @@ class PerFedAvgClient(ParameterClient):
         self.receive_model(received)
         if self.settings.evaluate_on == "adapted":
             optimizer = SGD(self.model.parameters(), self.settings.inner_learning_rate)
-            batches = self.session.gradient_steps.counted(self.adaptation_batches(server_round))
-            train_on(self.model, cross_entropy, optimizer, batches)
+            batches = self.adaptation_batches(server_round)
+            self.do(TrainJob(self.model, cross_entropy, optimizer, batches))
         return Evaluated(self.model)
 
     def adaptation_batches(self, server_round: int) -> Iterator[Batch]:

@@ -38,6 +38,11 @@ class Candidate:
     test: Evaluation
     weights: dict[str, Tensor]
 
+    @property
+    def rank(self) -> tuple[float, float]:
+        """That of its validation, lowest without a finite loss; higher is better."""
+        return self.validation.rank if math.isfinite(self.validation.loss) else (-1, 0.0)
+
 
 SoftLoss = Callable[[Tensor, Tensor, float], Tensor]
 """A distillation loss, mean over samples: of logits (batch, K), soft labels (batch, K) and T."""
@@ -157,7 +162,7 @@ class PersFLClient(ParameterClient):
                 log(WARNING, "Client %d: skipped %s: %s", self.partition_id, pair, error)
                 continue
             found[place] = candidate.validation.correct, candidate.test.correct
-            if best is None or candidate.validation.rank > best.validation.rank:
+            if best is None or candidate.rank > best.rank:
                 best, chosen = candidate, {"lambda": imitation, "temperature": temperature}
         if best is None:
             raise DivergedError("all pairs diverged; lower persfl.distillation-learning-rate")
@@ -200,12 +205,16 @@ class PersFLClient(ParameterClient):
                 )
             )
             candidates.append(self.candidate())
-        return max(candidates, key=lambda candidate: candidate.validation.rank)
+        return max(candidates, key=lambda candidate: candidate.rank)
 
     def candidate(self) -> Candidate:
-        """Return the current `model` with its results."""
+        """Return the current `model` with its results.
+
+        Raises `DivergedError` if its loss is not finite, unless the node hides that.
+        """
         validation = self.validated()
-        require_finite(validation.loss)
+        if not self.session.policy.hides_divergence:
+            require_finite(validation.loss)
         return Candidate(validation, self.test_result(), copied_state(self.model))
 
     def validated(self) -> Evaluation:
