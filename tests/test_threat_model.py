@@ -460,6 +460,23 @@ def test_nobody_can_choose_when_the_steps_of_fedala_end(silo):
     silo.refuses("fedala.threshold", strategy="fedala", **{"fedala.threshold": 0.5})
 
 
+def test_no_seed_chooses_samples(silo):
+    """Two runs would differ in single ones; FedAPEN learned a weight from 3 of 70."""
+    silo.node["allow-methods"] = "all"
+    search = {"models": "darts", "supernet-channels": 2, "supernet-cells": 3}
+    found = []
+    for seed in (0, 1):
+        apen, nas = (
+            build_client(
+                Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, "seed": seed, **own})
+            )
+            for own in ({"strategy": "fedapen"}, {"strategy": "fednas", **search})
+        )
+        found.append([*apen.parts, *nas.search_samples()])
+    assert all(map(torch.equal, *found))
+    assert len(found[0][0]) == 10
+
+
 def metrics_of(reply):
     return set(reply.content.metric_records["metrics"])
 

@@ -13,7 +13,7 @@ from fedkd_flwr.clients.shared_models import EnsembleClient, Pair, taught
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import plain_copy
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
-from fedkd_flwr.training.loop import predict_logits
+from fedkd_flwr.training.loop import gathered, predict_logits
 from strategies.fedapen import FedAPENSettings
 
 
@@ -63,8 +63,10 @@ class FedAPENClient(EnsembleClient):
     def parts(self) -> tuple[Tensor, Tensor]:
         """Positions of the adaptability set, and ascending ones of the samples for the models."""
         total, share = self.data.num_train, self.settings.adaptability_share
-        count = min(max(1, int(share * total)), max(0, total - 2)) if share else 0
-        order = torch.from_numpy(self.generator("adaptability", 0).permutation(total))
+        least = max(1, self.session.policy.min_class_count)
+        count = min(max(least, int(share * total)), max(0, total - 2)) if share else 0
+        generator = self.session.local.lasting_generator("adaptability", 0, self.partition_id)
+        order = torch.from_numpy(generator.permutation(total))
         return order[:count], order[count:].sort().values
 
     @property
@@ -102,7 +104,8 @@ class FedAPENClient(EnsembleClient):
             logits = [predict_logits(model, images) for model in (self.model, self.shared)]
         size, settings = self.session.run.training.batch_size, self.settings
         for _ in range(settings.adaptability_epochs):
-            batches = zip(*(torch.split(part, size) for part in (*logits, labels)), strict=True)
+            positions = torch.split(torch.arange(len(chosen)), size)
+            batches = gathered(self.session.local.mixed_enough(positions), *logits, labels)
             for private, shared, own in self.session.gradient_steps.counted(batches):
                 slope = slope_of(self.state.private_weight, private, shared, own)
                 stepped = self.state.private_weight - settings.adaptability_rate * slope

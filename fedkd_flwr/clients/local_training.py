@@ -107,9 +107,20 @@ class LocalTraining:
         For a node's own data, unless trusted, each message has a secret in place of the run's seed.
         With one seed, two runs could differ in a single batch.
         """
-        is_secret = self.node.data_path and not self.node.policy.trust_server
-        seed = self._secret if is_secret else self.run.plan.seed
+        seed = self._secret if self._hides_draws else self.run.plan.seed
         return random_generator(seed, purpose, *indices)
+
+    def lasting_generator(self, purpose: str, *indices: int) -> np.random.Generator:
+        """Return a generator of draws among private samples that last for all rounds.
+
+        For a node's own data, unless trusted, they last for all runs, whatever their seeds.
+        """
+        return random_generator(0 if self._hides_draws else self.run.plan.seed, purpose, *indices)
+
+    @property
+    def _hides_draws(self) -> bool:
+        """Whether whoever starts runs may not choose among the samples of this node."""
+        return bool(self.node.data_path) and not self.node.policy.trust_server
 
     def gradients(
         self, model: nn.Module, num_samples: int, server_round: int, run_id: str

@@ -74,7 +74,7 @@ class SelectiveFDClient(KTpFLClient):
     def selected(self, images: Tensor) -> Tensor:
         """Return which images are like the client's own, shape (P,)."""
         own = self.data.train_images.flatten(1).double()
-        generator = self.generator("density-ratio", 0)
+        generator = self.session.local.lasting_generator("density-ratio", 0, self.partition_id)
         order = torch.from_numpy(generator.permutation(len(own))).to(own.device)
         fitted, held = own[order[::2]], own[order[1::2] if len(own) > 1 else order]
         low, high = float(own.min()), float(own.max())

@@ -19,7 +19,6 @@ from fedkd_flwr.training.loop import (
     refresh_statistics,
 )
 from fedkd_flwr.training.losses import cross_entropy
-from strategies.core.randomness import random_generator
 from strategies.supernets import SearchSettings
 
 
@@ -51,7 +50,7 @@ class SupernetClient(ParameterClient):
                 "a search needs at least 2 training samples, one for each part; or set "
                 f"{self.settings.table}.alpha-share = 0"
             )
-        generator = random_generator(self.session.run.plan.seed, "search-halves", self.partition_id)
+        generator = self.session.local.lasting_generator("search-halves", self.partition_id)
         order = torch.from_numpy(generator.permutation(self.data.num_train)).to(self.device)
         for_omega = max(1, int(self.data.num_train * (1 - share)))
         return order[:for_omega], order[for_omega:]
