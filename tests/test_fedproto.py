@@ -70,6 +70,9 @@ def test_the_nearest_prototype_is_chosen_among_present_ones():
     assert logits.argmax(dim=1).tolist()[:2] == [0, 2]
     assert logits[0, 0].item() == pytest.approx(-2 * 1.1**2, abs=1e-4)
     assert torch.isfinite(logits).all()
+    # An image whose features are no numbers changes the prediction of no other.
+    beside = nearest(torch.tensor([[1.1, 1.1], [2.5, 2.0], [torch.nan, 1.0]]))
+    assert torch.equal(beside[:2], logits[:2])
 
 
 def test_mixed_models_agree_on_a_width_and_send_their_mean_features(small, tmp_path):

@@ -54,8 +54,8 @@ class NearestPrototype(nn.Module):
         """Return logits, shape (n, K)."""
         entered = features(self.model, images)
         squared = torch.cdist(entered, self.prototypes).square()
-        # Farther than all others, however large the features are.
-        without = (2 * squared.amax()).clamp(min=2 * FARTHEST)
+        # Farther than all others of this image: no other image may change its prediction.
+        without = (2 * squared.amax(dim=1, keepdim=True)).clamp(min=2 * FARTHEST)
         return -torch.where(self.flags > 0, squared, without)
 
 
