@@ -646,6 +646,21 @@ def test_nobody_can_compare_private_images_at_another_size(silo):
         assert isinstance(answer, Message)
 
 
+def test_nobody_can_compare_private_images_at_few_pixels(silo):
+    """An image of one pixel is a brightness, which a refusal would tell, of test images too."""
+    other = Image.open(silo.named)
+    gray = Image.new("L", other.size, round(np.asarray(other).mean()))
+    Image.fromarray(np.asarray(gray)).save(silo.public / "3" / "harmless.png")
+    for sides in ("1,1", "7,28", "28,7"):
+        for public in (silo.public, silo.public / "3"):
+            small = {"image-shape": f"1,{sides}", "public-dataset": f"folder:{public}"}
+            silo.refuses("fewer than 8 pixels a side", **small)
+    assert isinstance(silo.send(MessageType.QUERY, **{"image-shape": "1,8,8"}), Message)
+    for sides in ("1,1", "7,28"):
+        small = {"strategy": "local", "image-shape": f"1,{sides}"}
+        assert isinstance(silo.send(MessageType.QUERY, **small), Message)
+
+
 def test_nobody_can_count_the_steps_of_fine_tuning(silo):
     """With early stopping, they end where single images let the training diverge."""
     silo.node["epsilon-budget"] = 10.0

@@ -55,6 +55,11 @@ NOISED = "noised"
 DEFAULT_SPLIT = "70/10/20"
 """The ``client-split`` of a node's own data, unless its operator sets another."""
 
+SMALLEST_SIDE = 8
+"""Pixels a side of images that can be compared with the public set.
+
+Different ones with fewer are often equal, so that refusals would tell their brightness."""
+
 FAMILY_WORDS = {family.replace(" ", "-"): family for family in FAMILIES}
 """The families of methods, as ``allow-methods`` names them."""
 
@@ -250,7 +255,9 @@ class NodePolicy(SettingsGroup):
 
     # ---- Limits on what leaves ------------------------------------------------------------
 
-    def check_data(self, sizes: tuple[int, int, int], in_public: int) -> None:
+    def check_data(
+        self, sizes: tuple[int, int, int], in_public: int, compared: tuple[int, ...] = ()
+    ) -> None:
         """Refuse to take part with few samples, or with private samples in the public set.
 
         Parameters
@@ -261,14 +268,23 @@ class NodePolicy(SettingsGroup):
         in_public : int
             Number of the node's own samples that are in the public set, by content. It counts
             where predictions may leave without noise. Else a refusal would tell more than they do.
+        compared : tuple of int
+            Shape of these samples if they are images and were compared, else empty.
 
         Raises
         ------
         PolicyError
-            If there are fewer than `min_class_count`, or any in the public set.
+            If there are fewer than `min_class_count`, or any in the public set, or if they are
+            images with sides below `SMALLEST_SIDE`.
         """
-        if in_public and not self.trust_server and not self.has_budget:
-            raise PolicyError("the public set holds private samples of this node")
+        if not self.trust_server and not self.has_budget:
+            if len(compared) == 3 and min(compared[1:]) < SMALLEST_SIDE:
+                raise PolicyError(
+                    f"image-shape has fewer than {SMALLEST_SIDE} pixels a side, too few to compare "
+                    "private images with public ones"
+                )
+            if in_public:
+                raise PolicyError("the public set holds private samples of this node")
         train, validation, test = sizes
         if min(train, validation or train, test) < self.min_class_count:
             raise PolicyError(

@@ -327,7 +327,9 @@ class Session:
             data = load_client(self.data_plan, self.partition_id, *own)
             if node.data_path and not self.part.is_estimator:
                 require_complete(data.samples.images, "this node", self.model_name)
-            self.policy.check_data(data.sizes, data.in_public)
+            is_image = not data.samples.images.is_floating_point()
+            is_compared = is_image and node.data_path and len(data.public_images)
+            self.policy.check_data(data.sizes, data.in_public, data.shape if is_compared else ())
             if node.data_path and data.samples.are_leveled_together and self._hides_samples:
                 raise PolicyError(
                     "this node has images of 16 bits or transparent ones, whose levels follow from "
