@@ -356,6 +356,16 @@ class Forgotten(HeadFirst):
         return self.scale * super().forward(samples)
 
 
+def of_drawn_width(shape, classes):
+    width = int(torch.randint(2, 1000, ()))
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(width), nn.Linear(width, classes))
+
+
+def test_a_network_of_drawn_shape_is_refused(small):
+    with pytest.raises(ConfigError, match="of_drawn_width builds networks of other shapes under"):
+        fedkd_flwr.run(small, strategy="local", models=f"{HERE}:of_drawn_width")
+
+
 @pytest.mark.parametrize("name", ["Listed", "Forgotten"])
 def test_weights_outside_of_the_state_are_refused(name, small):
     with pytest.raises(ConfigError, match=f"{name}: two networks with the same .* nn.ModuleList"):

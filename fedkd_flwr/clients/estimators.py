@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.base import Arrays, Evaluated, PersonalClient, Session, TrainReply
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.config import RunConfig, methods_with
-from fedkd_flwr.models.estimators import (
-    EstimatorModel,
-    is_repeatable,
-    new_estimator,
-    try_estimator,
-    weighted_rows,
-)
+from fedkd_flwr.models.estimators import EstimatorModel, new_estimator, try_estimator, weighted_rows
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.training.losses import kl_to_teacher
 from strategies.core.flower import log
@@ -49,9 +43,7 @@ def require_estimator(run: RunConfig, name: str, missing: bool = False) -> None:
     if reason := refusal(run):
         raise ValueError(f"{name}: {reason}")
     create = partial(new_estimator, name, run.models.estimators.options_of(name))
-    features = math.prod(run.data.image_shape)
-    try_estimator(name, create, features, missing)
-    if not missing and not is_repeatable(create, features):
+    if not try_estimator(name, create, math.prod(run.data.image_shape), missing):
         log(
             WARNING,
             "%s: two fits on the same samples differ, so that results cannot be repeated. Draw by "

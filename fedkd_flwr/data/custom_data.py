@@ -99,8 +99,8 @@ def content_digest(*tensors: Tensor) -> str:
 
 def _require_one_order(name: str, parts: Sequence[Any]) -> None:
     """Refuse tables and columns of pandas whose rows have other names, since they are lined up."""
-    first, *others = [part.index for part in parts if hasattr(part, "iloc")] or [None]
-    if not all(first.equals(other) for other in others):
+    indexes = [part.index for part in parts if hasattr(part, "iloc")]
+    if not all(indexes[0].equals(index) for index in indexes):
         raise DataError(
             f"{name} returned tables whose rows have different indexes, so that samples may get "
             "the labels of others: return labels.loc[samples.index], or arrays by .to_numpy()"

@@ -285,8 +285,12 @@ def _told(error: BaseException) -> str:
 
 def try_estimator(
     name: str, create: Callable[[], Any], features: int, missing: bool = False
-) -> None:
-    """Refuse an estimator that cannot be fitted, asked for probabilities, stored and read again."""
+) -> bool:
+    """Return whether a second fit of an estimator predicts the same as the first.
+
+    Refuses one that cannot be fitted, asked for probabilities, stored and read again, one that
+    orders the classes otherwise, and one that does not use weights.
+    """
     try:
         fitted = fitted_on_random_numbers(create, features, classes=2, missing=missing)
         again = EstimatorModel(create, classes=2)
@@ -294,6 +298,9 @@ def try_estimator(
         again(torch.zeros(2, features))
         _require_order(name, again, features)
         _require_weights(name, create, features)
+        return _predict_alike(
+            again, fitted_on_random_numbers(create, features, 2, missing), features
+        )
     except CustomObjectError:
         raise
     # A user's class may raise anything.
@@ -326,11 +333,10 @@ def _require_weights(name: str, create: Callable[[], Any], features: int) -> Non
         )
 
 
-def is_repeatable(create: Callable[[], Any], features: int) -> bool:
-    """Return whether two fits on the same samples predict the same between the two classes."""
+def _predict_alike(first: EstimatorModel, second: EstimatorModel, features: int) -> bool:
+    """Return whether two models predict the same halfway between samples of two classes."""
     samples, _ = _random_samples(features, classes=2)
     between = (samples + samples.roll(1, dims=0)) / 2
-    first, second = (fitted_on_random_numbers(create, features, classes=2) for _ in range(2))
     return torch.allclose(first(between), second(between), atol=ROUNDING)
 
 
