@@ -13,7 +13,6 @@ Differences from the paper
 - ``mixing = "median"`` and differential privacy are options of all methods with soft predictions.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from numpy.typing import NDArray
@@ -26,25 +25,17 @@ from strategies.core.settings_groups import ANY_ON_NODES
 from strategies.fedmd import FedMD
 from strategies.soft_predictions import DistillationSettings
 
-Aggregation = Literal["entropy-reduction", "simple"]
-"""The paper's two ways to compute a teacher from the mean."""
-
 
 class DSFLSettings(DistillationSettings):
     """Settings of DS-FL."""
 
     table = "ds-fl"
-    aggregation: Annotated[Aggregation, ANY_ON_NODES] = "entropy-reduction"
+    aggregation: Annotated[Literal["entropy-reduction", "simple"], ANY_ON_NODES] = (
+        "entropy-reduction"
+    )
     """``entropy-reduction`` sharpens the mean prediction (ERA); ``simple`` keeps it (SA)."""
     era_temperature: Annotated[float, ANY_ON_NODES] = Field(default=0.1, gt=0)
     """T of the sharpening; a smaller T gives a sharper mean."""
-
-
-AGGREGATIONS: dict[str, Callable[[NDArray[Any], float], NDArray[Any]]] = {
-    "entropy-reduction": softmax,
-    "simple": lambda mean, temperature: mean,
-}
-"""Functions from the mean (P, K) and the temperature of the sharpening to the teacher (P, K)."""
 
 
 class DSFL(FedMD):
@@ -66,6 +57,8 @@ class DSFL(FedMD):
     settings: DSFLSettings
 
     def mean_of(self, replies: dict[int, Reply]) -> NDArray[Any]:
-        """Return the sharpened mean of the predictions, shape (P, K)."""
-        sharpen = AGGREGATIONS[self.settings.aggregation]
-        return sharpen(super().mean_of(replies), self.settings.era_temperature)
+        """Return the mean of the predictions, shape (P, K), sharpened unless it is to be simple."""
+        mean = super().mean_of(replies)
+        if self.settings.aggregation == "simple":
+            return mean
+        return softmax(mean, self.settings.era_temperature)

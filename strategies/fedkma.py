@@ -47,7 +47,7 @@ from pydantic import Field
 from strategies.core.declarations import Sent
 from strategies.core.flower import log
 from strategies.core.method_record import Paper
-from strategies.core.probabilities import check_simplex
+from strategies.core.probabilities import check_simplex, softmax
 from strategies.core.replies import Arrays, ExpectedArray, InvalidReplyError, Reply
 from strategies.core.settings_groups import ANY_ON_NODES, SearchRange
 from strategies.supernets import SearchSettings, SupernetStrategy
@@ -99,9 +99,12 @@ def irrelevancy(
     client, class of the samples and logit; flags (N, K) are not 0 where a client holds a class. H
     (N, N, K) is by receiver, giver and class.
     """
+    from scipy.special import log_softmax  # deferred: clients import this module
+
     num_classes = class_logits.shape[-1]
     holds = np.asarray(class_flags, dtype=bool)[..., None]
-    log_q = np.where(holds, log_softmax(class_logits.astype(np.float64)), -np.log(num_classes))
+    log_held = log_softmax(class_logits.astype(np.float64), axis=-1)
+    log_q = np.where(holds, log_held, -np.log(num_classes))
     q = np.exp(log_q)
     self_information = (q * log_q).sum(axis=-1)
     # Per class, the products over logits of all pairs are one matrix product.
@@ -123,12 +126,6 @@ def with_absent(
     return np.where(np.asarray(class_flags, dtype=bool), irrelevancies, of_absent[absent])
 
 
-def log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
-    """Return the logarithms of the softmax over the last axis."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
 def sharing_row(
     irrelevancies: NDArray[Any],
     label_distribution: NDArray[Any],
@@ -144,9 +141,7 @@ def sharing_row(
     sums = np.where(counts, irrelevancies, 0) @ label_distribution
     shares = np.where(counts.all(axis=1), 1, counts @ label_distribution)
     distances = sharpness * np.where(shares > 0, sums / np.where(shares > 0, shares, 1), FARTHEST)
-    exponents = distances if as_printed else -distances
-    weights = np.exp(exponents - exponents.max())
-    return weights / weights.sum()
+    return softmax(distances if as_printed else -distances)
 
 
 class FedKMA(SupernetStrategy):
