@@ -40,7 +40,7 @@ from fedkd_flwr.training.loop import (
 )
 from strategies.core.flower import log
 from strategies.core.metrics import DP_EPSILON
-from strategies.core.privacy import secret_normal, secret_uniform
+from strategies.core.privacy import Draws, noise_draws
 from strategies.core.randomness import random_generator
 
 
@@ -161,8 +161,7 @@ class PrivateTraining(LocalTraining):
     def positions(self, num_samples: int, server_round: int) -> Iterator[Tensor]:
         """Yield the positions of a round's batches, drawn by `poisson_batches`."""
         rate, steps = self.sampling(num_samples)
-        generator = self._repeatable("dp-sgd-batches", server_round)
-        draw = generator.random if generator else secret_uniform
+        draw = self._draws("dp-sgd-batches", server_round).uniform
         return poisson_batches(num_samples, rate, steps, draw)
 
     def mixed_enough(self, positions: Iterable[Tensor]) -> Iterable[Tensor]:
@@ -192,8 +191,7 @@ class PrivateTraining(LocalTraining):
             ledger.record(self.ledger_entry(num_samples), run_id, server_round)
         spent = added(self.spent(), rate, settings.noise_multiplier, steps)
         self.memory.save(SPENT, {SPENT: torch.from_numpy(spent)})
-        generator = self._repeatable("dp-sgd-noise", server_round)
-        draw = generator.standard_normal if generator else secret_normal
+        draw = self._draws("dp-sgd-noise", server_round).normal
         return PrivateGradients(
             settings.clip_norm, settings.noise_multiplier, rate * num_samples, draw
         )
@@ -207,12 +205,10 @@ class PrivateTraining(LocalTraining):
         """Return epsilon so far as a metric."""
         return {DP_EPSILON.name: epsilon_spent(self.spent(), self.run.dp_sgd.delta)}
 
-    def _repeatable(self, purpose: str, server_round: int) -> np.random.Generator | None:
-        """Return the generator of the seed in the settings; None if draws are secret."""
+    def _draws(self, purpose: str, server_round: int) -> Draws:
+        """Return what draws batches or noise. It is secret unless the settings have a seed."""
         seed = self.run.dp_sgd.noise_seed
-        if seed < 0:
-            return None
-        return random_generator(seed, purpose, server_round, self.node.partition_id)
+        return noise_draws(seed, purpose, server_round, self.node.partition_id)
 
 
 def local_training(run: RunConfig, node: Node, memory: Memory) -> LocalTraining:

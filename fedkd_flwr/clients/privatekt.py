@@ -6,7 +6,6 @@ from fedkd_flwr.clients.base import TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PURE
-from strategies.core.privacy import UniformDraws, secret_uniform
 from strategies.privatekt import LABELS, PrivateKTSettings, randomized
 
 
@@ -28,16 +27,10 @@ class PrivateKTClient(KTpFLClient):
             raise PolicyError("the message asks for more labels than privatekt.knowledge-samples")
         self.note_release(server_round)
         labels = predictions.argmax(dim=1).cpu().numpy()
-        epsilon, draw = self.settings.label_epsilon, self._uniform(server_round)
+        epsilon, draw = self.settings.label_epsilon, self._draws(server_round).uniform
         return TrainReply({LABELS: randomized(labels, self.data.classes, epsilon, draw)})
 
     @property
     def release_entry(self) -> dict[str, float]:
         """What the labels of a message add to the node's ledger."""
         return {PURE: self.settings.epsilon}
-
-    def _uniform(self, server_round: int) -> UniformDraws:
-        """Return what draws the noise. It is secret unless the settings have a seed."""
-        if self.settings.noise_seed < 0:
-            return secret_uniform
-        return self._repeatable(server_round).random

@@ -7,12 +7,7 @@ from torch import Tensor
 from fedkd_flwr.clients.base import Arrays, PersonalClient, TrainReply
 from fedkd_flwr.clients.privacy_ledger import NOISE
 from strategies.core.masks import unpacked_mask
-from strategies.core.privacy import (
-    NormalDraws,
-    clip_towards_uniform,
-    noised_predictions,
-    secret_normal,
-)
+from strategies.core.privacy import Draws, clip_towards_uniform, noise_draws, noised_predictions
 from strategies.core.randomness import random_generator
 from strategies.soft_predictions import ASKED, PREDICTIONS, SoftPredictionSettings
 
@@ -57,8 +52,9 @@ class SoftPredictionClient(PersonalClient):
         released = predictions.cpu().numpy()
         if settings.noise_multiplier:
             self.note_release(server_round)
+            draw = self._draws(server_round).normal
             released = noised_predictions(
-                released, settings.clip_norm, settings.noise_multiplier, self._noise(server_round)
+                released, settings.clip_norm, settings.noise_multiplier, draw
             )
         elif settings.clip_norm:
             released = clip_towards_uniform(released, settings.clip_norm)
@@ -75,13 +71,7 @@ class SoftPredictionClient(PersonalClient):
         if ledger := self.session.node.ledger:
             ledger.record(self.release_entry, self.session.request.run_id, server_round)
 
-    def _noise(self, server_round: int) -> NormalDraws:
+    def _draws(self, server_round: int) -> Draws:
         """Return what draws the noise. It is secret unless the settings have a seed."""
-        if self.settings.noise_seed < 0:
-            return secret_normal
-        return self._repeatable(server_round).standard_normal
-
-    def _repeatable(self, server_round: int) -> np.random.Generator:
-        """Return the generator of noise that whoever knows the seed can repeat."""
         seed = self.settings.noise_seed
-        return random_generator(seed, "prediction-noise", server_round, self.partition_id)
+        return noise_draws(seed, "prediction-noise", server_round, self.partition_id)

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from strategies.core.flower import root_log_as_it_is
 from strategies.core.probabilities import check_simplex, project_onto_simplex
+from strategies.core.randomness import random_generator
 
 NormalDraws = Callable[[tuple[int, ...]], NDArray[np.float64]]
 """Returns standard normal numbers of a shape."""
@@ -53,6 +54,21 @@ def secret_uniform(shape: tuple[int, ...]) -> NDArray[np.float64]:
     drawn = np.frombuffer(secrets.token_bytes(8 * prod(shape)), dtype=np.uint64)
     uniform: NDArray[np.float64] = ((drawn >> (64 - RANDOM_BITS)) + 0.5) / 2**RANDOM_BITS
     return uniform.reshape(shape)
+
+
+class Draws(NamedTuple):
+    """What draws noise."""
+
+    normal: NormalDraws
+    uniform: UniformDraws
+
+
+def noise_draws(seed: int, purpose: str, *indices: int) -> Draws:
+    """Return what draws noise: secret for a seed below 0, else what the seed makes repeatable."""
+    if seed < 0:
+        return Draws(secret_normal, secret_uniform)
+    generator = random_generator(seed, purpose, *indices)
+    return Draws(generator.standard_normal, generator.random)
 
 
 def with_finite_rows(predictions: NDArray[Any]) -> NDArray[Any]:
