@@ -77,7 +77,6 @@ class FD(ClassMeanStrategy):
         exchanged="class-mean predictions",
         settings_type=FDSettings,
     )
-    settings: FDSettings
     state: FDState
 
     @property

@@ -47,4 +47,3 @@ class FedAvgFineTuned(FedAvg):
     """FedAvg with fine-tuning of the global model on each client before evaluation."""
 
     record = FedAvg.record.derived(paper=None, settings_type=FineTuningSettings)
-    settings: FineTuningSettings

@@ -182,4 +182,3 @@ class PFedDF(FedDF):
     """FedDF with fine-tuning on each client before evaluation."""
 
     record = FedDF.record.derived(paper=replace(PAPER, part="§5.1"), settings_type=PFedDFSettings)
-    settings: PFedDFSettings

@@ -30,7 +30,6 @@ from strategies.core.replies import Reply
 from strategies.kt_pfl import TeacherSettings
 from strategies.soft_predictions import (
     DISTILLATION_METRICS,
-    DistillationSettings,
     SoftPredictionState,
     SoftPredictionStrategy,
 )
@@ -53,7 +52,6 @@ class FedMD(SoftPredictionStrategy):
         evaluates=("distilled",),
         train_metrics=DISTILLATION_METRICS,
     )
-    settings: DistillationSettings
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> SoftPredictionState:
         """Average the predictions of the round, shape (P, K)."""

@@ -70,7 +70,6 @@ class FedNAS(ParameterStrategy):
         settings_type=FedNASSettings,
         trains_new_clients=False,
     )
-    settings: FedNASSettings
 
     def results(self) -> Results:
         """Return the global ``alphas`` for every client, (N, a)."""

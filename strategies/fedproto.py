@@ -102,7 +102,6 @@ class FedProto(ClassMeanStrategy):
         settings_type=FedProtoSettings,
         evaluates_trained_model=False,
     )
-    settings: PrototypeSettings
     state: PrototypeState
 
     def begin(self, initial: Arrays) -> PrototypeState:

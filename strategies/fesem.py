@@ -77,7 +77,6 @@ class FeSEM(ClusteredStrategy):
         settings_type=FeSEMSettings,
         dp_sgd=True,
     )
-    settings: FeSEMSettings
 
     @classmethod
     def check_plan(cls, plan: RunPlan, settings: Settings) -> None:

@@ -46,7 +46,6 @@ class HypCluster(ClusteredStrategy):
         # Training samples choose the hypothesis that is trained.
         sends=(Sent(WEIGHTS, through_model=True), Sent(BUFFERS), Sent(CLUSTER)),
     )
-    settings: HypClusterSettings
     server_models: ServerModels
 
     def initial_centers(self, initial: Arrays) -> Model:

@@ -180,7 +180,6 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
     record = SoftPredictionStrategy.record.derived(
         settings_type=TeacherSettings, evaluates=("distilled",), train_metrics=DISTILLATION_METRICS
     )
-    settings: TeacherSettings
     teachers_are_personal = True
     state: TeacherState
 

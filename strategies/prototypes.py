@@ -87,10 +87,8 @@ class ClassMeanStrategy(PersonalizedStrategy):
 
     def check_reply(self, reply: Reply) -> None:
         """Refuse counts that are impossible for the size of the client's data set."""
-        counts, size = (
-            reply.arrays[CLASS_COUNTS],
-            self.round.clients[reply.partition_id].num_examples,
-        )
+        counts = reply.arrays[CLASS_COUNTS]
+        size = self.round.clients[reply.partition_id].num_examples
         if counts.min() < 0 or (counts != np.floor(counts)).any():
             raise InvalidReplyError(f"{CLASS_COUNTS} holds values that are not counts")
         if counts.sum(dtype=np.float64) > size:

@@ -59,7 +59,6 @@ class SupernetStrategy(ParameterStrategy):
     """
 
     record = ParameterStrategy.record.derived(settings_type=SearchSettings)
-    settings: SearchSettings
     state: SupernetState
 
     def begin(self, initial: Arrays) -> SupernetState:

@@ -90,10 +90,8 @@ class FedALAClient(ParameterClient):
 
     def weight_epochs(self, server_round: int, most: int) -> Iterator[Iterator[Batch]]:
         """Yield the batches of each epoch for W: the same ones, of a share of the samples."""
-        generator, size = (
-            self.session.private_generator("mixing", server_round),
-            self.session.run.training.batch_size,
-        )
+        generator = self.session.private_generator("mixing", server_round)
+        size = self.session.run.training.batch_size
         count = max(1, int(self.settings.sample_share * self.data.num_train))
         chosen = torch.from_numpy(generator.permutation(self.data.num_train)[:count])
         for _ in range(most):

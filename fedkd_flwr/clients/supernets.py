@@ -65,10 +65,8 @@ class SupernetClient(ParameterClient):
         if not alphas:
             return self.train_locally(server_round)
         for_omega, for_alpha = self.search_samples()
-        size, draw = (
-            self.session.run.training.batch_size,
-            self.session.private_generator("alpha-batches", server_round),
-        )
+        size = self.session.run.training.batch_size
+        draw = self.session.private_generator("alpha-batches", server_round)
         alpha_batches = self.batches_of_part(for_alpha, random_batches(len(for_alpha), size, draw))
         omega_positions = self.session.private_positions(server_round, len(for_omega))
         omega_batches = self.batches_of_part(for_omega, omega_positions)
