@@ -118,7 +118,7 @@ def test_the_adaptability_set_fine_tunes_no_model(small, monkeypatch):
     seen = []
     see = lambda model, loss, optimizer, batches: seen.extend(batches)  # noqa: E731
     monkeypatch.setattr("fedkd_flwr.clients.evaluating.train_on", see)
-    client.session.prepared({}, 1)
+    client.session.evaluating.prepared({}, 1)
     kept, used = client.parts
     assert sum(len(labels) for _, labels in seen) == 2 * len(used)
     images, own = torch.cat([images for images, _ in seen]), client.data.train_images

@@ -98,7 +98,7 @@ def test_all_clients_have_the_head_of_the_servers_initial_model(weights, small, 
 def test_fine_tuning_moves_the_chosen_part_alone_by_its_gradient(part, moved, small):
     client = client_of({**small, "fedbabu.part": part})
     before = initial_weights(small)
-    client.session.prepared({"weights": before[:BODY]}, 1)
+    client.session.evaluating.prepared({"weights": before[:BODY]}, 1)
     free = np.repeat(np.array(moved, np.float32), [BODY, len(before) - BODY])
     expected = before
     for _ in range(2):

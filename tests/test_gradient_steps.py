@@ -178,5 +178,5 @@ def test_fine_tuning_of_a_node(small, tmp_path, monkeypatch):
     seen = []
     see = lambda model, loss, optimizer, batches: seen.extend(batches)  # noqa: E731
     monkeypatch.setattr("fedkd_flwr.clients.evaluating.train_on", see)
-    client.session.prepared({}, 1)
+    client.session.evaluating.prepared({}, 1)
     assert seen and min(len(images) for images, _ in seen) >= SMALLEST

@@ -117,9 +117,10 @@ class Evaluating:
         """Count the correct predictions of the client's model as it is, as metrics of this name."""
         client = self.client
         with self._local.evaluation_statistics(client.model, client.data.train_images):
-            return counts_of(name, self._logits(client.model), client.data)
+            return counts_of(name, self.logits(client.model), client.data)
 
-    def _logits(self, model: nn.Module) -> Logits:
+    def logits(self, model: nn.Module) -> Logits:
+        """Return what a model predicts on each split, (n, K)."""
         splits = self.client.data.evaluated_splits.items()
         return {split: self.client.predict(model, images) for split, (images, _) in splits}
 
@@ -128,7 +129,7 @@ class Evaluating:
     ) -> tuple[dict[str, float], bytes]:
         """Return counts and measures of a prepared model, and which test images it gets right."""
         data, answers = self.client.data, b""
-        logits = self._logits(model)
+        logits = self.logits(model)
         metrics, test = counts_of("own", logits, data), logits["test"]
         if self._run.plan.record_answers:
             answers = packed_answers((test.argmax(dim=1) == data.test_labels).cpu().numpy())

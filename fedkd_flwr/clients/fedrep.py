@@ -6,7 +6,6 @@ from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.models.layers import head_and_body
 from fedkd_flwr.training.jobs import TrainJob
-from fedkd_flwr.training.loop import epoch_batches
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.fedrep import FedRepSettings
 
@@ -35,12 +34,8 @@ class FedRepClient(ParameterClient):
         """Train the head for `head_epochs` and return the mean loss over all samples seen."""
         head, _ = head_and_body(self.model)
         optimizer = self.session.local.optimizer(head, server_round)
-        generator = self.session.private_generator("head-batches", server_round)
-        size = self.session.run.training.batch_size
         epochs = self.settings.head_epochs
-        batches = self.session.batches_at(
-            epoch_batches(self.data.num_train, size, epochs, generator)
-        )
+        batches = self.session.batches_of_epochs("head-batches", server_round, epochs)
         with self.session.kept_momentum(optimizer, self.model):
             mean_loss: float = self.do(TrainJob(self.model, cross_entropy, optimizer, batches))
         return mean_loss

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from fedkd_flwr.clients.base import Arrays, Evaluated, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.jobs import TrainJob
-from fedkd_flwr.training.loop import SGD, Batch, epoch_batches, random_batches
+from fedkd_flwr.training.loop import SGD, Batch, random_batches
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.per_fedavg import PerFedAvgSettings
 
@@ -77,12 +77,7 @@ class PerFedAvgClient(ParameterClient):
         purpose = "adaptation-batches"
         if self.settings.adaptation == "batch":
             return islice(self.random_batches(purpose, server_round), 1)
-        generator, size = (
-            self.session.private_generator(purpose, server_round),
-            self.session.run.training.batch_size,
-        )
-        positions = epoch_batches(self.data.num_train, size, 1, generator)
-        return self.session.batches_at(positions)
+        return self.session.batches_of_epochs(purpose, server_round, 1)
 
     def random_batches(self, purpose: str, server_round: int) -> Iterator[Batch]:
         """Yield endless random private batches."""

@@ -26,7 +26,6 @@ from fedkd_flwr.memory import (
     locked,
     round_of,
 )
-from strategies.core.plan import Settings
 
 
 class Remembered:
@@ -125,7 +124,8 @@ class Remembered:
             raise PolicyError(reason)
 
     def _owner(self, request: Request) -> dict[str, float]:
-        return owner_of_memory(request.run_id, self._part.run, self._part.settings)
+        run, settings = SameObject(self._part.run), SameObject(self._part.settings)
+        return owner_of_memory(request.run_id, run, settings)
 
     def note_round(self, request: Request) -> None:
         """Note that the memory includes the round of a message."""
@@ -147,16 +147,12 @@ class Remembered:
             forget_old_runs(folder, self._node.runs_kept)
 
 
-def owner_of_memory(run_id: str, run: RunConfig, settings: Settings) -> dict[str, float]:
+@lru_cache(maxsize=4)
+def owner_of_memory(run_id: str, same_run: SameObject, settings: SameObject) -> dict[str, float]:
     """Return a digest of a run's id and settings, as numbers that a memory can hold.
 
     By the id alone, a run could continue from a model that another run trained without noise.
     """
-    return _owner(run_id, SameObject(run), SameObject(settings))
-
-
-@lru_cache(maxsize=4)
-def _owner(run_id: str, same_run: SameObject, settings: SameObject) -> dict[str, float]:
     run: RunConfig = same_run.value
     trained = run.strategy, run.dp_sgd, run.training, run.models, run.plan.seed
     text = repr((run_id, *trained, settings.value))

@@ -60,11 +60,10 @@ class Safeguard:
         self, method: Mapping[Split, Tensor], server_round: int, seeded: Seeded
     ) -> dict[str, float]:
         """Evaluate the private model, choose the weight, and count what would be deployed."""
-        alone, data = self._alone.client, self._alone.client.data
+        alone, data = self._alone.evaluating, self._alone.client.data
         with seeded("evaluate", server_round):
-            self._evaluated = evaluated = self._alone.prepared({}, server_round)
-        splits = data.evaluated_splits.items()
-        private = {split: alone.predict(evaluated.model, images) for split, (images, _) in splits}
+            self._evaluated = alone.prepared({}, server_round)
+        private = alone.logits(self._evaluated.model)
         weigh = RULES[self._mode]
         self.blend = weigh(method["validation"], private["validation"], data.validation_labels)
         deployed = {split: self.blend(method[split], private[split]) for split in private}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,7 @@ from flwr.app import Context
 from safetensors import SafetensorError
 from torch import Tensor, nn, optim
 
-from fedkd_flwr.clients.evaluating import (
-    Evaluated,
-    Evaluating,
-    Logits,
-    MethodClient,
-    exported_model,
-)
+from fedkd_flwr.clients.evaluating import Evaluated, Evaluating, MethodClient, exported_model
 from fedkd_flwr.clients.gate import leaving, with_noise
 from fedkd_flwr.clients.messages import TRAIN, Arrays, Request, TrainReply, require_reply
 from fedkd_flwr.clients.participation import Participation
@@ -49,7 +43,7 @@ from fedkd_flwr.memory import MODEL, PRIVATE, Memory, PartOfMemory, StoredState,
 from fedkd_flwr.models.layers import Ensemble
 from fedkd_flwr.models.model_pool import Architecture, borrow, common_weights, fill_model, give_back
 from fedkd_flwr.training.jobs import StepCounter
-from fedkd_flwr.training.loop import Batch, seeded
+from fedkd_flwr.training.loop import Batch, epoch_batches, seeded
 from strategies.core.evaluations import DISTILLATION, read_evaluation
 from strategies.core.flower import log
 from strategies.core.metrics import FINE_TUNING_STEPS, GRADIENT_STEPS, EvaluatedModel, metrics_of
@@ -83,7 +77,7 @@ class Session:
         self._data = beside.data if beside else None
         self._stored_state: StoredState | None = None
         self.client: MethodClient = part.client(self)
-        self._evaluating = Evaluating(self.client, self.local, self.gradient_steps)
+        self.evaluating = Evaluating(self.client, self.local, self.gradient_steps)
 
     # ---- A message -------------------------------------------------------------------
 
@@ -182,18 +176,18 @@ class Session:
         Empty if the method does not evaluate this model, or the round is not evaluated.
         """
         is_counted = self.request.asks_for(name) and name in self.part.record.evaluates
-        return self._evaluating.counted(name) if is_counted else {}
+        return self.evaluating.counted(name) if is_counted else {}
 
     def evaluated_model(self, server_round: int) -> nn.Module:
         """Return what a method that evaluates the trained model has evaluated in a round."""
         with self._seeded("evaluate", server_round):
-            return self.prepared({}, server_round).model
+            return self.evaluating.prepared({}, server_round).model
 
     def evaluate_model(self, received: Arrays, server_round: int) -> TrainReply:
         """Count the correct predictions of what the method evaluates, and export it if asked."""
         with self._seeded("evaluate", server_round):
             taken = self.gradient_steps.taken
-            evaluated = self.prepared(received, server_round)
+            evaluated = self.evaluating.prepared(received, server_round)
             counts, answers = self._count(evaluated, server_round)
             metrics = {**counts, **evaluated.metrics}
             steps = self.gradient_steps.taken - taken
@@ -204,20 +198,12 @@ class Session:
                 self._write(evaluated, folder, results)
         return TrainReply({}, metrics, answers)
 
-    def prepared(self, received: Arrays, server_round: int) -> Evaluated:
-        """Return what the method evaluates, fine-tuned and with its statistics."""
-        return self._evaluating.prepared(received, server_round)
-
     def _count(self, evaluated: Evaluated, server_round: int) -> tuple[dict[str, float], bytes]:
         """Count for the evaluated model, and for what the safeguard would deploy."""
-        safeguard = self.safeguard
-        if safeguard is None:
-            return self._evaluating.count(evaluated.model)
-
-        def against(logits: Logits) -> dict[str, float]:
-            return safeguard.count(logits, server_round, self._seeded)
-
-        return self._evaluating.count(evaluated.model, against)
+        if self.safeguard is None:
+            return self.evaluating.count(evaluated.model)
+        against = partial(self.safeguard.count, server_round=server_round, seeded=self._seeded)
+        return self.evaluating.count(evaluated.model, against)
 
     def _export_distilled(self, server_round: int) -> None:
         """Export the model after its distillation: to be chosen by the run, or if a node does."""
@@ -227,7 +213,7 @@ class Session:
             return
         model, is_of_run = self.client.model, "models-dir" not in self.context.node_config
         with self.local.evaluation_statistics(model, self.data.train_images):
-            results = read_evaluation(self._evaluating.counted("own")).row
+            results = read_evaluation(self.evaluating.counted("own")).row
             results |= {"round": server_round}
             last = (
                 distilled_folder(folder) if is_of_run else self._last_folder(folder, server_round)
@@ -414,6 +400,12 @@ class Session:
     def batches_at(self, positions: Iterator[Tensor]) -> Iterator[Batch]:
         """Yield private batches of images and labels by their positions."""
         return self.local.batches(self.data, positions)
+
+    def batches_of_epochs(self, purpose: str, server_round: int, epochs: int) -> Iterator[Batch]:
+        """Yield private batches of some epochs over all training samples, drawn for a purpose."""
+        samples, size = self.data.num_train, self.run.training.batch_size
+        generator = self.private_generator(purpose, server_round)
+        return self.batches_at(epoch_batches(samples, size, epochs, generator))
 
     def public_images(self, server_round: int) -> Tensor:
         """Return the public subset of a round, shape (P, channels, height, width)."""
