@@ -182,13 +182,7 @@ def check_keys(node_config: Mapping[str, Any]) -> None:
 
 
 def _grouping(node_config: Mapping[str, Any]) -> Grouping:
-    """Return which samples of a node belong together.
-
-    Raises
-    ------
-    NodeConfigError
-        If both keys are set, or the pattern is no regular expression.
-    """
+    """Return which samples of a node belong together. Raises `NodeConfigError`."""
     column, pattern = (str(node_config.get(f"group-{key}", "")) for key in ("column", "pattern"))
     try:
         return Grouping(column, pattern)
@@ -197,13 +191,7 @@ def _grouping(node_config: Mapping[str, Any]) -> Grouping:
 
 
 def _whole_number(node_config: Mapping[str, Any], key: str) -> int:
-    """Return a number from a node's config.
-
-    Raises
-    ------
-    NodeConfigError
-        If it is missing, or not a whole number of at least 0.
-    """
+    """Return a number from a node's config. Raises `NodeConfigError`."""
     text = str(node_config.get(key, "missing"))
     if not text.isdecimal():
         raise NodeConfigError(
