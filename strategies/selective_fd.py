@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.declarations import Data, Sent
-from strategies.core.masks import packed_mask, unpacked_mask
+from strategies.core.masks import unpacked_mask
 from strategies.core.method_record import Paper
 from strategies.core.plan import RunPlan, Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
@@ -137,7 +137,7 @@ class SelectiveFD(SoftPredictionStrategy):
         teacher = super().teachers_for(partition_id)
         if not teacher:
             return {}
-        return {**teacher, **self.round.once(KEPT, lambda: {KEPT: packed_mask(self.state.kept)})}
+        return {**teacher, **self.round.once(KEPT, lambda: {KEPT: np.packbits(self.state.kept)})}
 
     def takes_late_reply(self, partition_id: int) -> bool:
         """Refuse it: each round asks for other samples."""
@@ -145,7 +145,7 @@ class SelectiveFD(SoftPredictionStrategy):
 
     def expected_arrays(self, server_round: int, partition_id: int) -> dict[str, ExpectedArray]:
         due = super().expected_arrays(server_round, partition_id)
-        size = len(packed_mask(self.state.kept))
+        size = len(np.packbits(self.state.kept))
         return {**due, SELECTED: ExpectedArray((size,), "uint8")} if due else due
 
     def aggregate(self, server_round: int, replies: dict[int, Reply]) -> SelectiveState:

@@ -18,7 +18,6 @@ from pydantic import Field
 from strategies.base import PersonalizedStrategy
 from strategies.core.declarations import Data, of_model
 from strategies.core.flower import log
-from strategies.core.masks import packed_mask
 from strategies.core.method_record import Need
 from strategies.core.metrics import MOVED_PRIVATE, MOVED_PUBLIC, TRAIN_LOSS
 from strategies.core.mixing import MIXINGS
@@ -248,7 +247,7 @@ class SoftPredictionStrategy(PersonalizedStrategy):
         """Encode on which samples to predict; empty if on all."""
         if mask.all():
             return {}
-        return self.round.once(mask.tobytes(), lambda: {ASKED: packed_mask(mask)})
+        return self.round.once(mask.tobytes(), lambda: {ASKED: np.packbits(mask)})
 
     # ---- Tools for methods -----------------------------------------------------------
 

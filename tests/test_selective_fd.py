@@ -9,7 +9,7 @@ from helpers import client_of, reply_with
 
 from fedkd_flwr.clients.selective_fd import DensityRatio, gaussian_kernel
 from fedkd_flwr.config import read_config
-from strategies.core.masks import packed_mask, unpacked_mask
+from strategies.core.masks import unpacked_mask
 from strategies.core.plan import RunPlan
 from strategies.selective_fd import SelectiveFD, SelectiveFDSettings, selective_mean
 
@@ -62,7 +62,7 @@ def test_the_server_teaches_what_clients_selected():
         n: reply_with(
             {
                 "predictions": np.array(rows[n], np.float32),
-                "selected": packed_mask(np.array(masks[n])),
+                "selected": np.packbits(np.array(masks[n])),
             }
         )
         for n in (0, 1)
@@ -109,7 +109,7 @@ def test_one_kept_sample_teaches_nobody(kept, teaches, small):
     size = read_config(small).run.plan.public_size
     received = {
         "teacher": np.full((size, 10), 0.1, np.float32),
-        "kept": packed_mask(np.arange(size) < kept),
+        "kept": np.packbits(np.arange(size) < kept),
     }
     teachers = client_of(small).teachers("teacher", received)
     assert (teachers is not None) == teaches

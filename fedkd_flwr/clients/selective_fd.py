@@ -1,11 +1,11 @@
 """The client of Selective-FD."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
-from strategies.core.masks import packed_mask
 from strategies.selective_fd import KEPT, SELECTED, SelectiveFDSettings
 
 AUXILIARY = 250  # number of uniform samples with which a density is compared
@@ -68,7 +68,7 @@ class SelectiveFDClient(KTpFLClient):
         selected = self.selected(self.session.public_images(server_round))
         predictions[~selected] = 1 / self.data.classes
         reply = super().release(predictions, metrics, server_round)
-        mask = {SELECTED: packed_mask(selected.cpu().numpy())}
+        mask = {SELECTED: np.packbits(selected.cpu().numpy())}
         return TrainReply({**reply.arrays, **mask}, reply.metrics)
 
     def selected(self, images: Tensor) -> Tensor:

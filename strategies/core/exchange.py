@@ -27,7 +27,7 @@ from strategies.core.replies import (
     TooFewRepliesError,
     arrays_of,
     read_reply,
-    release_arrays,
+    record_of,
 )
 
 MOST_DIMENSIONS = 64  # NumPy's limit for the dimensions of an array
@@ -307,7 +307,8 @@ class Exchange:
                 valid[partition_id] = reply
             except (InvalidReplyError, NotOnSimplexError) as error:
                 self._drop(partition_id, str(error))
-            release_arrays(message)
+            # The message is in reference cycles, which would keep them.
+            record_of(message, "arrays", ArrayRecord).clear()
         for partition_id in silent.values():
             self._drop(partition_id, "no reply in time")
         self._sent = {}

@@ -13,13 +13,8 @@ from numpy.typing import NDArray
 from strategies.core.replies import InvalidReplyError
 
 
-def packed_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Encode a mask (P,) for the network, eight samples per byte."""
-    return np.packbits(mask)
-
-
 def unpacked_mask(bits: NDArray[Any], size: int) -> NDArray[np.bool_]:
-    """Decode a mask (P,)."""
+    """Decode a mask (P,) of `numpy.packbits`."""
     return np.unpackbits(bits, count=size).astype(np.bool_)
 
 
@@ -34,7 +29,7 @@ def packed_answers(right: NDArray[np.bool_]) -> bytes:
 
 def unpacked_answers(answers: bytes, images: int) -> NDArray[np.bool_]:
     """Return which answers are right, shape (images,)."""
-    return np.unpackbits(np.frombuffer(answers, np.uint8), count=images).astype(bool)
+    return unpacked_mask(np.frombuffer(answers, np.uint8), images)
 
 
 def as_text(answers: bytes) -> str:

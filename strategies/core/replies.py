@@ -39,11 +39,6 @@ def arrays_of(message: Message) -> Payload:
     return record_of(message, "arrays", ArrayRecord)
 
 
-def release_arrays(message: Message) -> None:
-    """Release the arrays of a message that has been read, which is in reference cycles."""
-    record_of(message, "arrays", ArrayRecord).clear()
-
-
 Arrays = Mapping[str, NDArray[Any]]  # named arrays of a message
 LONGEST_REASON = 200  # characters of a failure's reason that are logged and recorded
 
