@@ -13,12 +13,7 @@ from fedkd_flwr.models.model_pool import fill_model
 from fedkd_flwr.models.vectors import copied_state, fill_from_vectors, model_vectors
 from fedkd_flwr.training.loop import evaluate
 from strategies.core.declarations import BUFFERS, WEIGHTS
-from strategies.fedfomo import (
-    GAINS_OF_OTHERS,
-    FedFomoSettings,
-    gains_of,
-    weights_of,
-)
+from strategies.fedfomo import GAINS_OF_OTHERS, FedFomoSettings, gains_of, weights_of
 from strategies.parameters import Model
 
 

@@ -20,12 +20,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
 from fedkd_flwr.bundles.approved import read_approvals
-from fedkd_flwr.bundles.approved_runs import (
-    APPROVED_RUNS,
-    OWN_NOISE,
-    digest_of_run,
-    fixes_noise,
-)
+from fedkd_flwr.bundles.approved_runs import APPROVED_RUNS, OWN_NOISE, digest_of_run, fixes_noise
 from fedkd_flwr.clients.names_in_config import data_sets_read, overlap, place_of
 from fedkd_flwr.config import ConfigError, Configuration, named_code
 from fedkd_flwr.config.run_config import RunConfig
@@ -34,13 +29,7 @@ from fedkd_flwr.data.splits import read_split
 from fedkd_flwr.methods import METHODS
 from strategies.core.method_record import FAMILIES, Need
 from strategies.core.plan import Settings
-from strategies.core.settings_groups import (
-    SettingsGroup,
-    Words,
-    first_refused,
-    kebab_case,
-    one_of,
-)
+from strategies.core.settings_groups import SettingsGroup, Words, first_refused, kebab_case, one_of
 from strategies.soft_predictions import SoftPredictionSettings
 
 ALL = "all"

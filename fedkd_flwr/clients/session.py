@@ -22,12 +22,7 @@ from fedkd_flwr.clients.policy import NOISED, PolicyError
 from fedkd_flwr.clients.privacy_ledger import COUNT_NOISE
 from fedkd_flwr.clients.remembered import Remembered
 from fedkd_flwr.clients.safeguard import Safeguard
-from fedkd_flwr.data.clients import (
-    ClientData,
-    hash_of_public_pool,
-    load_client,
-    public_samples,
-)
+from fedkd_flwr.data.clients import ClientData, hash_of_public_pool, load_client, public_samples
 from fedkd_flwr.data.custom_data import require_complete
 from fedkd_flwr.data.folders import class_names, hash_of_names
 from fedkd_flwr.data.settings import DataPlan
