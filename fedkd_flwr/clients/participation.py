@@ -11,7 +11,6 @@ from fedkd_flwr.clients.safeguard import LOCAL, run_of_private_model
 from fedkd_flwr.config import Configuration, RunConfig
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.settings import DataPlan
-from fedkd_flwr.methods import Method
 from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.genotype import SupernetSettings
 from fedkd_flwr.models.registry import assign_models
@@ -29,14 +28,9 @@ class Participation:
     node: Node
 
     @cached_property
-    def method(self) -> Method:
-        """The method of the run."""
-        return self.run.method
-
-    @cached_property
     def record(self) -> MethodRecord:
         """What the method declares."""
-        return self.method.record
+        return self.run.method.record
 
     @cached_property
     def device(self) -> str:
@@ -80,7 +74,8 @@ class Participation:
     @cached_property
     def client(self) -> type[Any]:
         """The class of the method's client."""
-        return self.method.estimator_client if self.is_estimator else self.method.client
+        method = self.run.method
+        return method.estimator_client if self.is_estimator else method.client
 
 
 def participation(

@@ -9,15 +9,7 @@ from torch import Tensor, nn
 from fedkd_flwr.clients.base import Arrays, TrainReply
 from fedkd_flwr.clients.parameters import ParameterClient
 from fedkd_flwr.training.jobs import TrainJob
-from fedkd_flwr.training.loop import (
-    SGD,
-    Adam,
-    Batch,
-    Loss,
-    gathered,
-    random_batches,
-    refresh_statistics,
-)
+from fedkd_flwr.training.loop import SGD, Adam, Batch, Loss, random_batches, refresh_statistics
 from fedkd_flwr.training.losses import cross_entropy
 from strategies.supernets import SearchSettings
 
@@ -43,15 +35,14 @@ class SupernetClient(ParameterClient):
         """Return the training samples for omega and for alpha, the same in all rounds."""
         share = self.settings.alpha_share
         if not share:
-            everything = torch.arange(self.data.num_train, device=self.device)
-            return everything, everything
+            return self.trainable, self.trainable
         if self.data.num_train < 2:
             raise ValueError(
                 "a search needs at least 2 training samples, one for each part; or set "
                 f"{self.settings.table}.alpha-share = 0"
             )
         generator = self.session.local.lasting_generator("search-halves", self.partition_id)
-        order = torch.from_numpy(generator.permutation(self.data.num_train)).to(self.device)
+        order = torch.from_numpy(generator.permutation(self.data.num_train))
         for_omega = max(1, int(self.data.num_train * (1 - share)))
         return order[:for_omega], order[for_omega:]
 
@@ -67,9 +58,10 @@ class SupernetClient(ParameterClient):
         for_omega, for_alpha = self.search_samples()
         size = self.session.run.training.batch_size
         draw = self.session.private_generator("alpha-batches", server_round)
-        alpha_batches = self.batches_of_part(for_alpha, random_batches(len(for_alpha), size, draw))
+        alpha_positions = random_batches(len(for_alpha), size, draw)
+        alpha_batches = self.session.batches_at(for_alpha[chosen] for chosen in alpha_positions)
         omega_positions = self.session.private_positions(server_round, len(for_omega))
-        omega_batches = self.batches_of_part(for_omega, omega_positions)
+        omega_batches = self.session.batches_at(for_omega[chosen] for chosen in omega_positions)
         loss: float = self.do(
             TrainJob(
                 self.model,
@@ -98,12 +90,6 @@ class SupernetClient(ParameterClient):
         if settings.alpha_optimizer == "adam":
             return Adam(alphas, rate, betas=(0.5, 0.999), weight_decay=decay)
         return SGD(alphas, rate, self.session.run.training.momentum, weight_decay=decay)
-
-    def batches_of_part(self, samples: Tensor, positions: Iterator[Tensor]) -> Iterator[Batch]:
-        """Yield batches of one part of the training data, by positions in that part."""
-        data = self.data
-        mixed = self.session.local.mixed_enough(positions)
-        return gathered(mixed, data.train_images[samples], data.train_labels[samples])
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
