@@ -209,9 +209,3 @@ class PrivateTraining(LocalTraining):
         """Return what draws batches or noise. It is secret unless the settings have a seed."""
         seed = self.run.dp_sgd.noise_seed
         return noise_draws(seed, purpose, server_round, self.node.partition_id)
-
-
-def local_training(run: RunConfig, node: Node, memory: Memory) -> LocalTraining:
-    """Return how a client trains in a run."""
-    kind = PrivateTraining if run.dp_sgd.noise_multiplier else LocalTraining
-    return kind(run, node, memory)

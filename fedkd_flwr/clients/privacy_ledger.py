@@ -83,7 +83,12 @@ class PrivacyLedger:
         """
         with self._locked() as file:
             self._check(self._read(file), entry)
-            self._append(file, run_id, server_round, entry)
+            time = datetime.now(UTC).isoformat(timespec="seconds")
+            line = {"time": time, "run": run_id, "round": server_round, **entry}
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+            sync(self.file.parent)
 
     def check(self, entry: Mapping[str, float]) -> None:
         """Refuse what `record` would refuse, and record nothing."""
@@ -101,17 +106,6 @@ class PrivacyLedger:
         # What is no number is refused too, and so is less than before, by rounding in accounting.
         if not before <= after <= budget:
             raise PolicyError(f"the {key} of this node is spent")
-
-    def _append(
-        self, file: IO[bytes], run_id: str, server_round: int, entry: Mapping[str, float]
-    ) -> None:
-        """Write a line, and wait until it is on the disk."""
-        time = datetime.now(UTC).isoformat(timespec="seconds")
-        line = {"time": time, "run": run_id, "round": server_round, **entry}
-        file.write(json.dumps(line).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-        sync(self.file.parent)
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:

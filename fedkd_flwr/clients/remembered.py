@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from fedkd_flwr.clients.local_training import LocalTraining, local_training
+from fedkd_flwr.clients.local_training import LocalTraining, PrivateTraining
 from fedkd_flwr.clients.messages import TRAIN, Request
 from fedkd_flwr.clients.participation import Participation, SameObject
 from fedkd_flwr.clients.policy import PolicyError
@@ -35,7 +35,8 @@ class Remembered:
         self._kept_in, self._part, self._node = kept_in, part, part.node
         self._replaceable: Collection[Path] | None = None
         self.memory = self._kept_in.memory
-        self.local: LocalTraining = local_training(part.run, part.node, self.memory)
+        kind = PrivateTraining if part.run.dp_sgd.noise_multiplier else LocalTraining
+        self.local: LocalTraining = kind(part.run, part.node, self.memory)
 
     def folder(self, request: Request) -> MemoryFolder | None:
         """Return the folder of the client's memory of a message's run, if it has one."""
