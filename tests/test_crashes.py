@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import fedkd_flwr
 from fedkd_flwr import files
-from fedkd_flwr.clients.session import Session
+from fedkd_flwr.clients.evaluating import Evaluating
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import (
     RunDirectory,
@@ -496,14 +496,14 @@ def test_a_client_that_fails_in_its_evaluation_forgets_the_round(
     cohort, small, tmp_path, monkeypatch
 ):
     """In memory and on disk alike, so that a resumed run has the same numbers."""
-    original = Session.prepared
+    original = Evaluating.prepared
 
     def prepared(self, received, server_round):
-        if (server_round, self.partition_id) == (2, 0):
+        if (server_round, self.client.partition_id) == (2, 0):
             raise MemoryError
         return original(self, received, server_round)
 
-    monkeypatch.setattr(Session, "prepared", prepared)
+    monkeypatch.setattr(Evaluating, "prepared", prepared)
     settings = {**small, "strategy": "local", "models": "mlp", "num-server-rounds": 4}
     settings |= {"cohort": cohort, "min-replies": 1, "on-client-error": "drop"}
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")

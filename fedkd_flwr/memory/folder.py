@@ -92,14 +92,31 @@ def require_readable(file: Path) -> None:
         raise _damaged(file, str(error)) from None
 
 
+@dataclass(frozen=True)
+class RoundFiles:
+    """Files with memories in a folder, one for each round."""
+
+    path: Path
+
+    def files(self) -> list[Path]:
+        """Return the files in the order of their rounds."""
+        return sorted(self.path.glob(MEMORIES))
+
+    def file(self, server_round: int) -> Path:
+        """Return the file of a round."""
+        return self.path / MEMORIES.replace("*", f"{server_round:06d}")
+
+    def newest(self, before_round: float = math.inf) -> Path | None:
+        """Return the newest file from before a round, if there is one."""
+        older = [file for file in self.files() if round_of(file) < before_round]
+        return older[-1] if older else None
+
+
 # ---- Files with many clients -------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SharedFolder:
+class SharedFolder(RoundFiles):
     """The files with the memories of all clients of one run, in ``STATE-DIR/together/RUN``."""
-
-    path: Path
 
     @classmethod
     def of_run(cls, state_dir: Path, run_id: str) -> "SharedFolder":
@@ -132,19 +149,6 @@ class SharedFolder:
     def keep_newest(self) -> None:
         """Remove all files but the newest, and those that it names."""
         self._keep(self.files()[-1:])
-
-    def files(self) -> list[Path]:
-        """Return the files in the order of their rounds."""
-        return sorted(self.path.glob(MEMORIES))
-
-    def file(self, server_round: int) -> Path:
-        """Return the file of a round."""
-        return self.path / MEMORIES.replace("*", f"{server_round:06d}")
-
-    def newest(self, before_round: float = math.inf) -> Path | None:
-        """Return the newest file from before a round, if there is one."""
-        older = [file for file in self.files() if round_of(file) < before_round]
-        return older[-1] if older else None
 
     def rounds(self, file: Path | None) -> dict[str, int]:
         """Return the round of each client's newest memory, as a file names them."""
@@ -217,11 +221,8 @@ class ForgottenRunError(RuntimeError):
     """A run that continues after the node has removed its memory of it."""
 
 
-@dataclass(frozen=True)
-class MemoryFolder:
+class MemoryFolder(RoundFiles):
     """The files with one client's memory of one run, in ``STATE-DIR/PARTITION-ID/RUN``."""
-
-    path: Path
 
     @classmethod
     def of_run(cls, state_dir: Path, run_id: str) -> list["MemoryFolder"]:
@@ -253,13 +254,9 @@ class MemoryFolder:
             if replaceable is None or file in replaceable:
                 file.unlink()
 
-    def files(self) -> list[Path]:
-        """Return the files with memories, in the order of their rounds."""
-        return sorted(self.path.glob(MEMORIES))
-
     def last_round(self, before_round: float) -> int:
         """Return the last round before another that has a memory on disk; 0 for none."""
-        rounds = map(round_of, self.path.glob(MEMORIES))
+        rounds = map(round_of, self.files())
         own = max((known for known in rounds if known < before_round), default=0)
         return max(own, self._together.round_of_client(self._client, before_round))
 
@@ -312,24 +309,19 @@ class MemoryFolder:
                 f"this node has removed its memory of run {self.path.name} for later runs "
                 f"(keep-runs); remove {self.path} to start over"
             )
-        older = (file for file in self.path.glob(MEMORIES) if round_of(file) < before_round)
-        return max(older, key=round_of, default=None)
+        return super().newest(before_round)
 
     def keep_newest(self) -> None:
         """Remove everything but the newest memory."""
         newest = self.newest()
-        for file in self.path.glob(MEMORIES):
+        for file in self.files():
             if file != newest:
                 file.unlink()
 
     def clear(self) -> None:
         """Remove all files."""
-        for file in self.path.glob(MEMORIES):
+        for file in self.files():
             file.unlink()
-
-    def file(self, server_round: int) -> Path:
-        """Return the file of a round's memory."""
-        return self.path / MEMORIES.replace("*", f"{server_round:06d}")
 
 
 # ---- The last few runs -------------------------------------------------------------------
