@@ -189,6 +189,8 @@ class PersonalizedStrategy(Method, Strategy):
 
         Before the first round, they are what was noted in it. Raises `OtherStateError` for others.
         """
+        if not hasattr(self, "members"):
+            raise TypeError(f"{type(self).__name__}.__init__ has to call super().__init__(*args)")
         self.completed_rounds = self._rounds_before = completed_rounds
         self.members.resume(completed_rounds, saved)
         begun = self._returned("begin", self.begin(initial), State)

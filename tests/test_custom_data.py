@@ -14,6 +14,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
@@ -68,6 +69,13 @@ CASES = {
     "no_sample": (lambda: (np.empty((0, 3)), np.empty(0)), r"samples \(0, 3\)"),
     "flat": (lambda: a_table(samples=(1, 2, 3)), r"samples \(3,\)"),
     "broken": (lambda: 1 / 0, "fails: ZeroDivisionError: division by zero"),
+    "of_a_dataset": (lambda: TensorDataset(torch.eye(3)), "a TensorDataset; .*; stack what a Dat"),
+    "column_of_labels": (lambda: a_table([[0], [1], [0]]), r"; write labels\.reshape\(-1\)"),
+    "one_hot": (lambda: a_table(np.eye(3)), r"; write labels\.argmax\(axis=1\) if one-hot"),
+    "nearly_equal": (
+        lambda: a_table(samples=[[1, 1.7e9], [2, 1.7e9 + 60], [3, np.nan]]),
+        r"samples has numbers near 1\.7e\+09 that differ by less than a millionth",
+    ),
     "not_finite": (lambda: a_table(samples=[[1.0], [np.inf], [0.0]]), "not all finite"),
     "missing_one": (
         lambda: a_table([0, 1] * 60, [[1.0], [np.nan]] * 60),
@@ -296,6 +304,11 @@ def squares_scaled():
     return pixels[:, :, :8], labels
 
 
+def gray_without_channels():
+    pixels, labels = channels_last()
+    return pixels[..., 0], labels
+
+
 def in_one_order():
     samples, labels = table()
     rows = np.arange(5, 5 + len(samples))
@@ -348,6 +361,10 @@ def fresh():
         ("with_clients", "returns the client of each sample, which partition = iid does not read"),
         ("channels_last_scaled", None),
         ("squares_scaled", r"samples \(90, 8, 8, 3\) of .* look like images with channels last"),
+        (
+            "gray_without_channels",
+            r"samples \(90, 8, 9\) of .* look like gray images, and are read",
+        ),
         ("in_one_order", None),
         ("tiny_images", None),
     ],

@@ -382,9 +382,15 @@ class Centered(HeadFirst):
         return super().forward(samples - samples.mean(0))
 
 
+class OfLightning(HeadFirst):
+    def training_step(self, batch, batch_index):
+        raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("name", "doubt"),
     [
+        ("OfLightning", ["has a training_step, which is not called"]),
         ("Dropping", ["answers differently when asked twice"]),
         ("Centered", ["answers to a sample by the others in its batch"]),
         ("HeadFirst", []),

@@ -357,6 +357,13 @@ def write_arrays(folder):
         np.savez(folder / site / "own.npz", X=images_of(site)[:, None], y=np.arange(20) % 2)
 
 
+def test_arrays_of_clients_with_channels_last_are_warned_about(tmp_path):
+    pixels = np.zeros((20, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "north.npz", x=pixels, y=np.arange(20) % 2)
+    (warning,) = warnings_about_data(DataSettings(dataset=f"clients:{tmp_path}"))
+    assert "look like images with channels last" in warning
+
+
 def test_a_table_of_each_client_has_classes_of_all(own, tmp_path):
     """The words of a class column are numbered over all files, and a test file is for testing."""
     generator = np.random.default_rng(0)
@@ -439,9 +446,26 @@ def write_three_arrays(folder):
     np.savez(folder / "north.npz", a=np.zeros(3), b=np.zeros(3), c=np.zeros(3))
 
 
+def write_metadata(folder):
+    write_photos(folder)
+    for client in folder.iterdir():
+        (client / "metadata.csv").write_text("label,age\n0,31.5\n1,42.5\n")
+
+
+def write_two_scales(folder):
+    folder.mkdir()
+    for name, scale in (("north", np.uint8(1)), ("south", np.float32(1 / 255))):
+        np.savez(folder / f"{name}.npz", x=images_of("north")[:, None] * scale, y=np.arange(20) % 2)
+
+
 @pytest.mark.parametrize(
     ("write", "sentence"),
     [
+        (write_metadata, r"several kinds \(.*north: .csv, images; .*\); all need the same"),
+        (
+            write_two_scales,
+            "has samples of float32, uint8: those of uint8 are pixels from 0 to 255",
+        ),
         (write_parts, "has the folders test, train, which are parts .* set dataset to folder:"),
         (write_mixture, r"several kinds \(north: images; south: .parquet\)"),
         (write_unsorted, "no sample is found of the client 'east': sort its images into a folder"),

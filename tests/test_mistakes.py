@@ -70,6 +70,11 @@ class SlashState(Sending):
         return Kept({"layer/weight": np.zeros(3)})
 
 
+class Uninitialized(Sending):
+    def __init__(self, *given):
+        self.gain = 1.0
+
+
 class Forgetful(Sending):
     def aggregate(self, server_round, replies):
         Kept(np.mean([reply.arrays["mean"] for reply in replies.values()], axis=0))
@@ -158,6 +163,7 @@ FIELD = "may be an array, or a dict by int or str of arrays"
         (VagueState, Replying, f"'knowledge' in a state is declared as dict; it {FIELD}"),
         (ListState, Replying, f"'losses' in a state is a list; it {FIELD}"),
         (SlashState, Replying, "'layer/weight' in a state holds a slash, which separates names"),
+        (Uninitialized, Replying, "Uninitialized.__init__ has to call super().__init__(*args)"),
         (Forgetful, Replying, "Forgetful.aggregate returned a NoneType; return the method's state"),
         (Sending, Float64, "client 0, mean holds float64, not float32"),
         (Poisoned, Replying, "the server sent weights with NaN or infinity; look at what the"),

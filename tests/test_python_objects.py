@@ -150,18 +150,19 @@ def test_an_object_of_a_script_is_named_by_main(monkeypatch):
 
 
 def test_a_run_takes_a_model_a_method_and_arrays(own, tmp_path):
-    changes = {"num-server-rounds": 1, "torch-threads": 1}
+    changes = {"num-server-rounds": 1, "torch-threads": 1, "partition": "iid"}
     run = fedkd_flwr.run(
         {**own, **changes},
         models=["mlp", perceptron(5)],
         strategy="kt-pfl",
-        dataset=table(),
+        dataset=(*table(), np.arange(len(table()[1])) % 9),
         output_dir=tmp_path / "run",
     )
     assert list(run.rounds["failures"]) == [0]
     config = json.loads((run.path / "config.json").read_text())["config"]
     assert re.fullmatch("mlp,object:build_[0-9a-f]{12}", config["models"])
     assert config["dataset"].startswith("object:data_")
+    assert config["partition"] == "iid"
 
 
 def test_messages_about_a_small_data_set_say_what_to_set(tmp_path):

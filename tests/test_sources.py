@@ -387,6 +387,12 @@ def written(path, **columns):
         ),
         ({"age": ["1,5"] * 40, "kind": np.arange(40) % 2}, "", "'age' has .* '1,5'.* set label-co"),
         ({"age": ["?", *range(39)], "kind": np.arange(40) % 2}, "", "'age' has numbers among text"),
+        (
+            {"age": 1.7e9 + np.arange(40) % 9},
+            "kind",
+            "'age' has numbers near .* differ by less than",
+        ),
+        ({"kind": np.arange(40) % 2, "old": [True, False] * 20}, "", "set label-column to the one"),
         ({"kind": [f"P{n}" for n in range(40)]}, "", "'kind' has another word in most rows, .* s"),
     ],
 )
@@ -448,6 +454,14 @@ def test_classes_that_differ_in_case_or_spaces_are_named(tmp_path, caplog):
     found = read(written(tmp_path / "insects.csv", kind=["ant", "Ant ", "bee", "bee"] * 10))
     assert found.classes == 3
     assert "equal but for case or spaces are several classes: 'Ant ', 'ant'" in caplog.text
+
+
+def test_a_cell_may_hold_several_lines_in_a_file_of_any_size(tmp_path):
+    notes = ['"seen\n' * (n % 50) for n in range(20000)]
+    columns = {"kind": ["ant", "bee"] * 10000, "size": np.arange(20000) + 0.5, "note": notes}
+    pd.DataFrame(columns).to_csv(tmp_path / "insects.csv", index=False)
+    found = read(tmp_path / "insects.csv", label_column="kind")
+    np.testing.assert_array_equal(found.images[:, 0], columns["size"])
 
 
 def test_a_column_of_lists_is_a_sample(tmp_path):

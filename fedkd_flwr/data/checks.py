@@ -37,6 +37,7 @@ from fedkd_flwr.data.splits import read_split
 from strategies.core.flower import log
 
 CHANNELS = (1, 3, 4)  # how many channels an image has
+LEAST_SIDE = 8  # fewest pixels of a side by which gray images are told from series
 
 FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
 """Splits that read `samples_per_class`."""
@@ -119,11 +120,16 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
             f"{name} returns the client of each sample, which partition = {settings.partition} "
             f"does not read: set partition to {BY_COLUMN}"
         )
-    if is_function(name) and _has_channels_last(found.images):
+    if _has_channels_last(found.images):
         warnings.append(
             f"the samples {tuple(found.images.shape)} of {name} look like images with channels "
             "last, and are read as numbers: return images (n, channels, height, width), which are "
             "scaled to -1 to 1 if they are uint8"
+        )
+    if _has_no_channels(found.images):
+        warnings.append(
+            f"the samples {tuple(found.images.shape)} of {name} look like gray images, and are "
+            "read as series: return images (n, 1, height, width)"
         )
     if is_function(name) and not _is_repeatable(name):
         warnings.append(
@@ -137,8 +143,15 @@ def _has_channels_last(samples: Tensor) -> bool:
     """Return whether samples look like images (n, height, width, channels), square or unscaled."""
     if samples.dim() != 4 or samples.shape[1] in CHANNELS or samples.shape[3] not in CHANNELS:
         return False
-    if samples.shape[1] == samples.shape[2]:
-        return True
+    return samples.shape[1] == samples.shape[2] or _are_pixels(samples)
+
+
+def _has_no_channels(samples: Tensor) -> bool:
+    """Return whether samples look like gray images (n, height, width), unscaled."""
+    return samples.dim() == 3 and min(samples.shape[1:]) >= LEAST_SIDE and _are_pixels(samples)
+
+
+def _are_pixels(samples: Tensor) -> bool:
     in_range = samples.min() >= 0 and 1 < samples.max() <= 255
     return bool(in_range and (samples == samples.round()).all())
 

@@ -56,7 +56,11 @@ def call_for_data(name: str) -> OwnArrays:
 def as_data_set(name: str, given: object) -> OwnArrays:
     """Return samples, labels and clients, after checking them."""
     if not isinstance(given, tuple | list) or len(given) not in (2, 3):
-        raise DataError(f"{name} returned a {type(given).__name__}; it should be {SIGNATURE}")
+        is_data_set = hasattr(given, "__getitem__") and not isinstance(given, tuple | list)
+        advice = "; stack what a Dataset holds into one array each" if is_data_set else ""
+        raise DataError(
+            f"{name} returned a {type(given).__name__}; it should be {SIGNATURE}{advice}"
+        )
     _require_one_order(name, given)
     samples = _tensor(name, given[0])
     labels = _tensor(name, given[1], "; numpy.unique(labels, return_inverse=True)[1] numbers words")
@@ -75,7 +79,29 @@ def joined_samples(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     shapes = sorted({samples.shape[1:] for samples in parts})
     if len(shapes) > 1:
         raise DataError(f"{name} has samples of several shapes: {shapes}")
+    types = sorted({str(samples.dtype) for samples in parts})
+    if "uint8" in types and len(types) > 1:
+        raise DataError(
+            f"{name} has samples of {', '.join(types)}: those of uint8 are pixels from 0 to 255; "
+            "write the samples of all files in one type and on one scale"
+        )
     return np.concatenate(parts)
+
+
+def require_float32(numbers: NDArray[Any], name: str) -> None:
+    """Refuse numbers (n,), or columns or channels (n, columns, ...), that float32 makes equal.
+
+    Differences of the size of rounding errors in float64 are none.
+    """
+    columns = numbers[:, None] if numbers.ndim == 1 else np.moveaxis(numbers, 1, -1)
+    columns = columns.reshape(-1, columns.shape[-1]).astype(np.float64)
+    low, high = np.fmin.reduce(columns), np.fmax.reduce(columns)
+    spread = (high - low) / np.maximum(np.abs(low), np.abs(high)).clip(min=1e-30)
+    if len(lost := np.flatnonzero((spread > 1e-12) & (spread < 1e-6))):
+        raise DataError(
+            f"{name} has numbers near {high[lost[0]]:.4g} that differ by less than a millionth of "
+            "that, which float32 does not hold: subtract their mean"
+        )
 
 
 def require_complete(samples: Tensor, name: str, model: str) -> None:
@@ -127,19 +153,25 @@ def _tensor(name: str, part: Any, advice: str = "") -> Tensor:
 
 def _checked_samples(name: str, samples: Tensor, labels: Tensor) -> Tensor:
     if samples.dim() < 2 or samples[:1].numel() == 0 or labels.shape != samples.shape[:1]:
+        advice = ""
+        if labels.dim() == 2 and len(labels) == len(samples):
+            is_column = labels.shape[1] == 1
+            advice = f"; write labels.{'reshape(-1)' if is_column else 'argmax(axis=1) if one-hot'}"
         raise DataError(
             f"{name} returned samples {tuple(samples.shape)} and labels {tuple(labels.shape)}; "
-            f"it should be {SIGNATURE}"
+            f"it should be {SIGNATURE}{advice}"
         )
     is_image = samples.dim() == 4 and samples.shape[1] in (1, 3)
     if samples.dtype == torch.uint8 and is_image:
         return samples.contiguous()
     if samples.is_complex():
         raise DataError(f"{name} returned complex samples; models need real numbers")
-    samples = samples.to(torch.float32).contiguous()
-    if samples.isinf().any():
+    rounded = samples.to(torch.float32).contiguous()
+    if rounded.isinf().any():
         raise DataError(f"{name} returned samples that are not all finite")
-    return samples
+    if samples.itemsize > rounded.itemsize:
+        require_float32(samples.numpy(), f"{name}: a column of the samples")
+    return rounded
 
 
 def _checked_labels(name: str, labels: Tensor) -> Tensor:

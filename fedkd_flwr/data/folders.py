@@ -333,6 +333,10 @@ def files_of_clients(places: Sequence[Path]) -> list[list[Path]]:
         or {"images"}
         for place, files in zip(places, found, strict=True)
     }
+    for place, files in zip(places, found, strict=True):
+        # A table of metadata beside the images would be read in their place.
+        if files and place.is_dir() and any(map(image_files, subfolders(place))):
+            kinds[place.name].add("images")
     if len(set[str]().union(*kinds.values())) > 1:
         told = "; ".join(f"{name}: {', '.join(sorted(kind))}" for name, kind in kinds.items())
         raise DataError(f"clients have files of several kinds ({told}); all need the same")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping
-from fedkd_flwr.data.custom_data import joined_samples
+from fedkd_flwr.data.custom_data import joined_samples, require_float32
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.storage import PARTS, hub_parts, parquet_files
 from strategies.core.flower import log
@@ -109,13 +109,13 @@ def image_column(schema: pa.Schema, data_format: DataFormat, owner: str) -> str:
 
 
 def find_label(schema: pa.Schema, data_format: DataFormat, owner: str, is_image: bool) -> str:
-    """Return the column of classes. Whole numbers are classes beside images alone."""
+    """Return the column of classes: words, and beside images also numbers, true and false."""
     others = (data_format.client_column, *data_format.feature_columns)
     fitting = [
         field.name
         for field in schema
         if field.name not in others
-        and (_holds_names(field.type) or (is_image and pa.types.is_integer(field.type)))
+        and (_holds_words(field.type) or (is_image and _holds_whole_numbers(field.type)))
     ]
     return _find_column(schema, LABELS, data_format.label_column, fitting, owner)
 
@@ -137,8 +137,12 @@ def _holds_text(column: pa.DataType) -> bool:
     return pa.types.is_string(column) or pa.types.is_large_string(column)
 
 
-def _holds_names(column: pa.DataType) -> bool:
-    return _holds_text(column) or pa.types.is_dictionary(column) or pa.types.is_boolean(column)
+def _holds_words(column: pa.DataType) -> bool:
+    return _holds_text(column) or pa.types.is_dictionary(column)
+
+
+def _holds_whole_numbers(column: pa.DataType) -> bool:
+    return pa.types.is_boolean(column) or pa.types.is_integer(column)
 
 
 def holds_files(column: pa.DataType) -> bool:
@@ -171,7 +175,8 @@ def _read_text(path: Path) -> pa.Table:
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             first = file.readline()
-        parsing = csv.ParseOptions(delimiter=max(DELIMITERS, key=first.count))
+        delimiter = max(DELIMITERS, key=first.count)
+        parsing = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
         # A class without a name is missing, as a number is.
         converting = csv.ConvertOptions(strings_can_be_null=True)
         table = csv.read_csv(path, parse_options=parsing, convert_options=converting)
@@ -281,9 +286,9 @@ def _plain(column: Column, owner: str) -> Column:
     if column.null_count:
         raise DataError(f"{owner}: {column.null_count} of {len(column)} rows have no class; "
                         "remove these rows")  # fmt: skip
-    if pa.types.is_boolean(column.type) or pa.types.is_integer(column.type):
+    if _holds_whole_numbers(column.type):
         return column.cast(pa.int64())
-    if _holds_names(column.type):
+    if _holds_text(column.type):
         return column.cast(pa.string())
     raise DataError(
         f"{owner} holds {column.type}; classes are whole numbers or words, and the numbers of a "
@@ -541,7 +546,8 @@ def _numbers(column: Any, name: str) -> NDArray[np.float32]:
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     values = column.cast(pa.float64(), safe=False).fill_null(math.nan).combine_chunks()
-    numbers = np.from_dlpack(values).astype(np.float32).reshape(shape)
-    if np.isinf(numbers).any():
+    numbers = np.from_dlpack(values).reshape(shape)
+    if np.isinf(numbers.astype(np.float32)).any():
         raise DataError(f"{name} has numbers that are not finite")
-    return numbers
+    require_float32(numbers, name)
+    return numbers.astype(np.float32)

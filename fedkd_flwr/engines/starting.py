@@ -10,6 +10,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
+from fedkd_flwr.config.run_config import flatten
 from fedkd_flwr.config.toml_files import upon_preset
 from fedkd_flwr.custom_objects.naming import name_objects
 from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE, forget_changed_folders
@@ -153,10 +154,11 @@ def run(
     >>> slower = fedkd_flwr.run(start_from=run, learning_rate=0.001)
     """
     find_engine(engine)
-    values = name_objects(_kebab(settings))
+    given = flatten(_kebab(settings))
     if isinstance(preset, Mapping):
-        values = {**name_objects(_kebab(preset)), **values}
-    elif preset:
+        given = {**flatten(_kebab(preset)), **given}
+    values = name_objects(given)
+    if preset and not isinstance(preset, Mapping):
         values = upon_preset(preset, values)
     if start_from is not None:
         values = upon_start(start_from, values)

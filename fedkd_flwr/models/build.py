@@ -99,9 +99,14 @@ def build_fitting(
 
 
 def doubts(model: nn.Module, samples: Tensor) -> list[str]:
-    """Say what is allowed in a model's answers to samples (n, *shape), and is seldom meant."""
+    """Say what is allowed in a model and its answers to samples (n, *shape), and seldom meant."""
     rows = _answers(model, samples)
     said = []
+    if hasattr(model, "training_step"):
+        said.append(
+            "has a training_step, which is not called: clients train by cross-entropy with the "
+            "optimizer of the run; another loss belongs in a client of your own"
+        )
     if (rows >= 0).all() and torch.allclose(rows.sum(dim=1), torch.ones(len(rows)), atol=1e-4):
         said.append(
             "returns rows that sum to one, as after a softmax: return logits, since losses apply "
