@@ -53,6 +53,9 @@ RETURNED = {
 }
 """What hooks return, for error messages."""
 
+CHANGING = ("state", "plan", "round", "current", "completed_rounds")
+"""The attributes that change from round to round."""
+
 
 class PersonalizedStrategy(Method, Strategy):
     """A Flower strategy in which every client has a personalized model.
@@ -91,6 +94,15 @@ class PersonalizedStrategy(Method, Strategy):
         self.evaluations = Evaluations(plan, self.members.clients, self.record.evaluates)
         self.state = None
         self._enter(CurrentRound(Exchange(self.members.clients, 0, plan)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; while rounds run, none that a resumed run would lack."""
+        if name not in CHANGING and "current" in vars(self) and self.current.exchange.server_round:
+            raise AttributeError(
+                f"`{name}` would be lost if the run is interrupted; declare it in the state, or "
+                "use a local variable"
+            )
+        super().__setattr__(name, value)
 
     # ---- New clients ----------------------------------------------------------------------
 

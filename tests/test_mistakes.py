@@ -75,6 +75,14 @@ class Uninitialized(Sending):
         self.gain = 1.0
 
 
+class Counting(Sending):
+    rounds = 0
+
+    def aggregate(self, server_round, replies):
+        self.rounds += 1
+        return super().aggregate(server_round, replies)
+
+
 class Forgetful(Sending):
     def aggregate(self, server_round, replies):
         Kept(np.mean([reply.arrays["mean"] for reply in replies.values()], axis=0))
@@ -164,6 +172,7 @@ FIELD = "may be an array, or a dict by int or str of arrays"
         (ListState, Replying, f"'losses' in a state is a list; it {FIELD}"),
         (SlashState, Replying, "'layer/weight' in a state holds a slash, which separates names"),
         (Uninitialized, Replying, "Uninitialized.__init__ has to call super().__init__(*args)"),
+        (Counting, Replying, "`rounds` would be lost if the run is interrupted; declare it in the"),
         (Forgetful, Replying, "Forgetful.aggregate returned a NoneType; return the method's state"),
         (Sending, Float64, "client 0, mean holds float64, not float32"),
         (Poisoned, Replying, "the server sent weights with NaN or infinity; look at what the"),
