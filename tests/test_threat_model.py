@@ -25,7 +25,7 @@ from fedkd_flwr.bundles.approved import Approval, add
 from fedkd_flwr.bundles.approved_runs import digest_of_run
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.client_app import build_client
-from fedkd_flwr.clients import fedrep
+from fedkd_flwr.clients import session
 from fedkd_flwr.clients.audit import AUDIT
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.clients.privacy_ledger import PrivacyLedger, epsilon_of_trainings
@@ -441,7 +441,7 @@ def test_nobody_can_take_the_difference_of_two_runs(silo):
         drawn.append([batch.tolist() for batch in epoch_batches(*arguments)])
         return map(torch.tensor, drawn[-1])
 
-    with patch.object(fedrep, "epoch_batches", epochs):
+    with patch.object(session, "epoch_batches", epochs):
         for run in ("a3", "a4"):
             silo.send(message={"run-id": run}, strategy="fedrep", models="mlp")
     assert len(drawn) == 2 and drawn[0] != drawn[1]
