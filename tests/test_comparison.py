@@ -454,25 +454,15 @@ def test_a_table_that_only_a_later_version_writes_divides_nothing(tmp_path):
     assert compare(tmp_path).table["seeds"].to_dict() == {"kt-pfl": 2}
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:40])
-
-
-DAMAGE = {
-    "config cut": ("config.json", cut),
-    "config of another program": ("config.json", lambda path: path.write_text('["kt-pfl"]')),
-    "config without entries": ("config.json", lambda path: path.write_text('{"config": {}}')),
-    "config of bytes": ("config.json", lambda path: path.write_bytes(b"\xff\xfe\x00")),
-    "summary cut": ("summary.json", cut),
-    "summary empty": ("summary.json", lambda path: path.write_text("")),
-    "summary without results": ("summary.json", lambda path: path.write_text("{}")),
-    "clients in a folder's place": ("clients.jsonl", lambda p: (p.unlink(), p.mkdir())),
-    "no rounds": ("rounds.jsonl", lambda path: path.write_text("")),
-    "matrices cut": ("matrices/c.npy", lambda p: append_array(p, np.array(["text"]))),
-}
-
-
-@pytest.mark.parametrize(("file", "damage"), DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("config.json", lambda path: path.write_text('["kt-pfl"]')),
+        ("summary.json", lambda path: path.write_text("{}")),
+        ("rounds.jsonl", lambda path: path.write_text("")),
+        ("matrices/c.npy", lambda path: append_array(path, np.array(["text"]))),
+    ],
+)
 def test_a_damaged_run_does_not_keep_others_from_being_compared(two_methods, file, damage):
     before = compare(two_methods).table
     path = write_run(two_methods, "fedmd", 0, [0.5] * 4)

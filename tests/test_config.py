@@ -43,13 +43,6 @@ def test_pyproject_holds_every_key_with_its_default():
     assert read_config({}).run.plan.num_clients == 8
 
 
-def test_a_flat_config_round_trips():
-    configuration = read_config({"strategy": "kt-pfl", "kt-pfl.rho": 0.7, "seed": 3})
-    assert read_config(configuration.flat()) == configuration
-    assert configuration.settings.rho == 0.7
-    assert configuration.run.plan.seed == 3
-
-
 def test_numbers_are_accepted_as_text_and_booleans_are_not():
     texts = ("image-shape=13", "output-dir=2026", "persfl.temperatures=5", "persfl.imitation=0.5")
     flat = read_config(dict(map(parse_assignment, texts))).flat()
@@ -112,7 +105,6 @@ def test_every_preset_is_valid_and_holds_only_differences(preset):
     ("values", "sentence"),
     [
         ({"strategy": "nope"}, "strategy = 'nope': 'nope' is not one of kt-pfl"),
-        ({"strategy": "foo"}, "strategy = 'foo': 'foo' is not one of kt-pfl"),
         ({"strategy": "ktpfl"}, r"^strategy = 'ktpfl': 'ktpfl' is unknown; did you mean kt-pfl\?$"),
         ({"strategy": "Fed_Avg"}, r"did you mean fedavg\?$"),
         ({"models": "mlp,lenett"}, r"is unknown; did you mean lenet\?$"),
@@ -235,14 +227,11 @@ def test_a_text_stays_as_it_is_written(key, value):
     [
         (["-c", "strategy=nope"], "is not one of"),
         (["nowhere.toml"], "There is no preset nowhere.toml"),
-        (["-c", "partition=two-classes", "-c", "num-clients=900"], "runs out: the clients"),
-        (["-c", "dataset=mnist", "-c", "data-root=/nonexistent"], "mnist"),
-        (["-c", "public-size=201"], "201"),
+        (["-c", "num-clients=100000"], "1597 samples are too few for 100000 clients; set fewer"),
+        (["-c", "client-split=50/50/50"], "client-split"),
         (["--engine", "abacus"], "is not one of in-process, simulation"),
         (["--engine", "sim"], "did you mean simulation?"),
-        (["-c", "num-clients=100000"], "1597 samples are too few for 100000 clients; set fewer"),
         (["-c", "output-dir=/proc/nowhere/run"], "cannot be written"),
-        (["-c", "client-split=50/50/50"], "client-split"),
     ],
 )
 def test_the_command_line_refuses_in_one_line_and_writes_nothing(
