@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import change_json
+from helpers import change_json, read_lines, write_lines
 
 from fedkd_flwr.analysis.columns import COLUMNS
 from fedkd_flwr.analysis.comparison import compare
@@ -29,10 +29,7 @@ COUNTS = {
 def write_run(
     folder, strategy, seed, accuracies, finished=True, chosen=None, foreign=None, **config
 ):
-    """Write a run of two rounds whose clients have these accuracies after the second.
-
-    `foreign` are entries of its config that this version does not know.
-    """
+    """Write a run of two rounds; `foreign` are entries of its config that are unknown."""
     config = {"num-clients": len(accuracies), "num-server-rounds": 2, "models": "mlp", **config}
     flat = read_config({"strategy": strategy, "seed": seed, **config}).flat()
     flat |= foreign or {}
@@ -63,10 +60,6 @@ def write_run(
     if finished:
         (path / "summary.json").write_text(json.dumps(summary))
     return path
-
-
-def write_lines(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -410,7 +403,7 @@ def test_accuracy_and_gain_are_of_the_same_file(two_methods):
 def test_clients_without_an_evaluation_are_not_compared(tmp_path):
     write_run(tmp_path, "kt-pfl", 0, [0.5, 0.7, 0.7])
     local = write_run(tmp_path, "local", 0, [0.6, 0.6, 0.6])
-    rows = [json.loads(line) for line in (local / "clients.jsonl").read_text().splitlines()]
+    rows = read_lines(local / "clients.jsonl")
     del rows[-1]["accuracy"]
     write_lines(local / "clients.jsonl", rows)
     comparison = compare(tmp_path)
@@ -554,7 +547,7 @@ def write(folder, **methods):
 
 def fail(path, partition_id, rounds):
     """Let a client give no valid reply in some rounds of a run; it was asked in both."""
-    rows = list(map(json.loads, (path / "clients.jsonl").read_text().splitlines()))
+    rows = read_lines(path / "clients.jsonl")
     for row in rows:
         row["numbers_down"] = 10
         if row["partition_id"] == partition_id and row["round"] in rounds:
