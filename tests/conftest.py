@@ -132,6 +132,19 @@ def messages_have_a_sender():
 
 
 @pytest.fixture(autouse=True)
+def nothing_stays_registered():
+    """Forget the methods and the objects that a test has given to its process."""
+    from fedkd_flwr.custom_objects.importing import HELD
+    from fedkd_flwr.methods import REGISTERED
+
+    before = [(names, dict(names)) for names in (REGISTERED, HELD)]
+    yield
+    for names, kept in before:
+        names.clear()
+        names.update(kept)
+
+
+@pytest.fixture(autouse=True)
 def one_thread():
     """Sums depend on the number of threads, and so would the tests."""
     import torch

@@ -88,6 +88,15 @@ def change_json(path, **entries):
     path.write_text(json.dumps(content))
 
 
+def read_lines(path):
+    """Return the objects of a JSON Lines file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def assert_same_weights(models, others):
     """Compare the parameters and buffers of two lists of models."""
     found, expected = ([model.state_dict() for model in both] for both in (models, others))

@@ -1,17 +1,13 @@
 """Which test images a model gets right: sent, checked, recorded, and read again."""
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from helpers import client_of, run_with
-from test_comparison import write_lines
+from helpers import breaking, client_of, read_lines, run_with, write_lines
 
 import fedkd_flwr
 from fedkd_flwr.analysis.client_models import client_data
 from fedkd_flwr.analysis.comparison import compare
-from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.messages import Request
 from fedkd_flwr.config import read_config
 from fedkd_flwr.runs import DamagedRunError, load_run
@@ -75,12 +71,7 @@ def test_only_the_last_and_the_chosen_round_hold_answers(small, tmp_path):
 
 
 def test_a_client_that_keeps_its_answers_stays_in_the_run(small, tmp_path):
-    def app(message, context):
-        reply = client_app(message, context)
-        if context.node_config["partition-id"] == 1:
-            reply.content["info"].pop("answers", None)
-        return reply
-
+    app = breaking(lambda reply: reply.content["info"].pop("answers", None))
     run, _ = run_with(app, small, tmp_path / "run", strategy="local")
     last = run.clients[run.clients["round"] == 2].set_index("partition_id")
     assert last["failure"].isna().all()
@@ -92,12 +83,7 @@ def test_answers_stay_with_the_clients_if_the_run_does_not_record_them(small, tm
     run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "off")
     assert "answers" not in run.clients
 
-    def unasked(message, context):
-        reply = client_app(message, context)
-        if context.node_config["partition-id"] == 1:
-            reply.content["info"]["answers"] = b"\0"
-        return reply
-
+    unasked = breaking(lambda reply: reply.content["info"].update(answers=b"\0"))
     attacked, _ = run_with(unasked, small, tmp_path / "unasked", **changes)
     failures = attacked.clients.set_index("partition_id")["failure"].dropna()
     assert set(failures.index) == {1}
@@ -117,7 +103,7 @@ def test_a_comparison_pairs_the_answers_of_two_methods(small, tmp_path):
     assert any("on the images that only one of the two" in note for note in compared.notes)
 
     file = tmp_path / "local" / "clients.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = read_lines(file)
     write_lines(file, [{k: v for k, v in row.items() if k != "answers"} for row in rows])
     counted = compare(tmp_path)
     assert counted.clients["lost"].isna().all() and "harmed_shown" not in counted.table

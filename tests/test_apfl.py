@@ -64,8 +64,6 @@ def test_alpha_stays_in_its_interval(small, tmp_path):
 
 
 def test_an_alpha_outside_of_its_interval_is_refused(small, tmp_path):
-    def boast(reply):
-        reply.content["metrics"]["alpha"] = 1.5
-
-    run, _ = run_with(breaking(boast), small, tmp_path / "run")
+    boast = breaking(lambda reply: reply.content["metrics"].update({"alpha": 1.5}))
+    run, _ = run_with(boast, small, tmp_path / "run")
     assert list(run.rounds["failures"]) == [1, 1]

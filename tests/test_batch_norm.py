@@ -7,7 +7,6 @@ from helpers import Witness, client_of, run_with
 from stored_runs import SUPERNET
 from torch import nn
 
-import fedkd_flwr
 from fedkd_flwr.clients.prototypes import class_means
 from fedkd_flwr.config import read_config
 from fedkd_flwr.memory import own_context
@@ -24,7 +23,6 @@ from fedkd_flwr.training.loop import (
 from fedkd_flwr.training.server_models import RunModels
 from strategies.core.method_record import Need
 from strategies.parameters import ParameterStrategy, SharedModelStrategy
-from strategies.persfl import PAIRS
 from tests.disclosure import SEARCHES
 
 COUNTER = "num_batches_tracked"
@@ -223,15 +221,3 @@ def test_class_means_have_the_statistics_of_an_evaluation(strategy, small):
     with statistics_of(client.model, client.data.train_images):
         np.testing.assert_allclose(means, means_now(), atol=1e-5)
     assert np.abs(means - means_now().numpy()).max() > 0.01
-
-
-def test_persfls_pairs_are_evaluated_like_its_clients(small, tmp_path):
-    run = fedkd_flwr.run({**small, "strategy": "persfl"}, output_dir=tmp_path / "run")
-    last, pairs = run.clients.set_index("partition_id"), run.table(PAIRS)
-    for n, row in last.iterrows():
-        is_kept = (
-            (pairs["partition_id"] == n)
-            & (pairs["lambda"] == row["lambda"])
-            & (pairs["temperature"] == row["temperature"])
-        )
-        assert pairs[is_kept]["accuracy"].tolist() == [row["accuracy"]]

@@ -170,7 +170,7 @@ def test_presets_and_sweeps_are_found_by_name_anywhere(tmp_path, monkeypatch):
     assert read_toml("kt-pfl/cifar10-two-groups") == {"seed": 7}
 
 
-def test_a_sweep_given_to_run_and_a_preset_given_to_sweep_name_the_other_command(tmp_path):
+def test_a_sweep_given_to_run_and_a_preset_given_to_sweep_name_the_other_command():
     line = refusal("run", "digits-quick")
     assert "digits-quick is a sweep, not a preset: it has [grid]." in line
     assert line.endswith(" Type: fedkd sweep digits-quick\n")

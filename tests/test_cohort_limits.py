@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import fedkd_flwr
 from fedkd_flwr.clients.parameters import FedAvgClient
-from fedkd_flwr.methods import METHODS, REGISTERED
+from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models import model_pool
 from fedkd_flwr.models.model_pool import Architecture
 from fedkd_flwr.models.settings import ModelSettings
@@ -118,18 +118,12 @@ class Ignoring(FedAvgClient):
 
 
 def test_a_custom_method_has_the_same_results_with_and_without_cohorts(small, tmp_path):
-    fedkd_flwr.register("own", METHODS["fedavg"].strategy, Ignoring)
-    try:
-        losses = {
-            cohort: fedkd_flwr.run(
-                {**small, "models": "mlp", "strategy": "own", "cohort": cohort},
-                output_dir=tmp_path / cohort,
-            ).rounds["train_loss_mean"]
-            for cohort in ("auto", "off")
-        }
-    finally:
-        del REGISTERED["own"]
-    assert list(losses["auto"]) == pytest.approx(list(losses["off"]), rel=1e-5)
+    own = {**small, "models": "mlp", "strategy": (METHODS["fedavg"].strategy, Ignoring)}
+    together, alone = (
+        fedkd_flwr.run(own, cohort=cohort, output_dir=tmp_path / cohort).rounds["train_loss_mean"]
+        for cohort in ("auto", "off")
+    )
+    assert list(together) == pytest.approx(list(alone), rel=1e-5)
 
 
 class Dropping(nn.Module):
@@ -225,13 +219,9 @@ class Forgetful(FedAvgClient):
 def test_a_client_that_fails_returns_its_model(small, tmp_path, monkeypatch):
     built, build = [], model_pool._built
     monkeypatch.setattr(model_pool, "_built", lambda kind: built.append(kind) or build(kind))
-    fedkd_flwr.register("own", METHODS["fedavg"].strategy, Forgetful)
-    changes = {"models": "mlp", "strategy": "own", "cohort": "on", "num-server-rounds": 3}
-    changes |= {"on-client-error": "drop"}
-    try:
-        finished = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
-    finally:
-        del REGISTERED["own"]
+    changes = {"models": "mlp", "strategy": (METHODS["fedavg"].strategy, Forgetful)}
+    changes |= {"cohort": "on", "num-server-rounds": 3, "on-client-error": "drop"}
+    finished = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert finished.clients["failure"].notna().any()
     assert 0 < len(built) <= len(finished.clients["partition_id"].unique())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import pyproject_config, stopped
 from rich.console import Console
+from test_cli import refusal
 from typer.testing import CliRunner
 
 import fedkd_flwr
@@ -41,13 +42,6 @@ def test_pyproject_holds_every_key_with_its_default():
     assert set(pyproject_config()) == set(known_names())
     assert read_config(pyproject_config()) == read_config(ALL_CONNECTED)
     assert read_config({}).run.plan.num_clients == 8
-
-
-def test_a_flat_config_round_trips():
-    configuration = read_config({"strategy": "kt-pfl", "kt-pfl.rho": 0.7, "seed": 3})
-    assert read_config(configuration.flat()) == configuration
-    assert configuration.settings.rho == 0.7
-    assert configuration.run.plan.seed == 3
 
 
 def test_numbers_are_accepted_as_text_and_booleans_are_not():
@@ -112,7 +106,6 @@ def test_every_preset_is_valid_and_holds_only_differences(preset):
     ("values", "sentence"),
     [
         ({"strategy": "nope"}, "strategy = 'nope': 'nope' is not one of kt-pfl"),
-        ({"strategy": "foo"}, "strategy = 'foo': 'foo' is not one of kt-pfl"),
         ({"strategy": "ktpfl"}, r"^strategy = 'ktpfl': 'ktpfl' is unknown; did you mean kt-pfl\?$"),
         ({"strategy": "Fed_Avg"}, r"did you mean fedavg\?$"),
         ({"models": "mlp,lenett"}, r"is unknown; did you mean lenet\?$"),
@@ -235,25 +228,18 @@ def test_a_text_stays_as_it_is_written(key, value):
     [
         (["-c", "strategy=nope"], "is not one of"),
         (["nowhere.toml"], "There is no preset nowhere.toml"),
-        (["-c", "partition=two-classes", "-c", "num-clients=900"], "runs out: the clients"),
-        (["-c", "dataset=mnist", "-c", "data-root=/nonexistent"], "mnist"),
-        (["-c", "public-size=201"], "201"),
+        (["-c", "num-clients=100000"], "1597 samples are too few for 100000 clients; set fewer"),
+        (["-c", "client-split=50/50/50"], "client-split"),
         (["--engine", "abacus"], "is not one of in-process, simulation"),
         (["--engine", "sim"], "did you mean simulation?"),
-        (["-c", "num-clients=100000"], "1597 samples are too few for 100000 clients; set fewer"),
         (["-c", "output-dir=/proc/nowhere/run"], "cannot be written"),
-        (["-c", "client-split=50/50/50"], "client-split"),
     ],
 )
 def test_the_command_line_refuses_in_one_line_and_writes_nothing(
     arguments, sentence, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["run", *arguments])
-    assert result.exit_code == 1
-    assert sentence in result.stderr
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
+    assert sentence in refusal("run", *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -388,8 +374,6 @@ def test_a_new_config_with_an_old_key_is_refused_in_one_sentence(name):
         read_config({name: 1})
     sentence = str(caught.value)
     assert sentence.endswith(".") and "\n" not in sentence
-    result = CliRunner().invoke(app, ["run", "-c", f"{name}=1"])
-    assert result.exit_code == 1
-    assert " ".join(result.output.split()) == f"Error: {sentence}"
+    assert refusal("run", "-c", f"{name}=1") == f"Error: {sentence}\n"
     with pytest.raises(ConfigError, match=rf"^The key {name} "):
         fedkd_flwr.run(**{name.replace("-", "_") if "." not in name else name: 1})

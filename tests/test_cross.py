@@ -61,7 +61,7 @@ def test_the_diagonal_equals_the_accuracy_of_the_run(runs):
     assert np.ma.getmaskarray(np.ma.masked_invalid(coefficients.get_array())).diagonal().all()
 
 
-def test_models_come_from_files_or_stored_state_or_raise_an_error(runs, tmp_path, monkeypatch):
+def test_models_come_from_files_or_stored_state_or_raise_an_error(runs, tmp_path):
     run = runs["kt-pfl"]
     exported = cross(run).accuracies
     change_json(run.path / "config.json", config={"models-dir": ""})

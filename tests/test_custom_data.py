@@ -20,7 +20,6 @@ import fedkd_flwr
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.custom_objects.importing import HELD
 from fedkd_flwr.data import checks, sources
 from fedkd_flwr.data.checks import check_data, warnings_about_data
 from fedkd_flwr.data.custom_data import as_data_set, call_for_data
@@ -185,7 +184,7 @@ def test_missing_values_are_for_estimators_that_take_them(model, refusal, own, t
         assert run.rounds["accuracy_mean"].iloc[-1] > 0.6
 
 
-def test_a_node_with_a_network_refuses_missing_values(own, tmp_path):
+def test_a_node_with_a_network_refuses_missing_values(own):
     node = {"partition-id": 0, "data-path": f"{HERE}:gaps", **TRUSTED_NODE}
     run_config = read_config({**own, "dataset": f"{HERE}:table_of_three", "models": "mlp"}).flat()
     context = Context(1, 1, node, RecordDict(), run_config)
@@ -338,8 +337,6 @@ def fresh():
     CALLS.clear()
     for cache in (sources._load_images, sources._load_labels, count_classes, checks._is_repeatable):
         cache.cache_clear()
-    yield
-    HELD.clear()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from PIL import Image
 
 import fedkd_flwr
 from fedkd_flwr.config import ConfigError, read_config
-from fedkd_flwr.data import storage
 from fedkd_flwr.data.checks import check_data
 from fedkd_flwr.data.registry import DataError, DataFormat
 from fedkd_flwr.data.sources import load_images, load_labels, load_node_data
@@ -62,16 +61,6 @@ def test_a_set_of_the_hub_from_a_data_root(own, tmp_path, monkeypatch):
     assert (data.shape, data.classes) == ((1, 8, 8), 4)
 
 
-def test_a_set_of_the_hub_itself(monkeypatch):
-    parts = {"test": as_dataset(PIXELS[90:], LABELS[90:])}
-    parts["train"] = as_dataset(PIXELS[:90], LABELS[:90])
-    monkeypatch.setattr(datasets, "load_dataset", lambda hub_id: datasets.DatasetDict(parts))
-    try:
-        assert_all_there(load_images(HUB_SET))
-    finally:
-        storage.hub_parts.cache_clear()
-
-
 def test_a_set_of_the_hub_without_an_owner(tmp_path):
     """Its name has the form of a function's."""
     write_parquet(tmp_path / "pets/train.parquet", PIXELS, LABELS)
@@ -103,24 +92,7 @@ def test_columns_are_found_or_named(tmp_path):
     np.testing.assert_array_equal(assert_images, PIXELS)
 
 
-def test_a_folder_of_images(own, tmp_path):
-    folder = write_image_folder(tmp_path / "photos", PIXELS, LABELS)
-    found = load_images(f"folder:{folder}")
-    order = np.argsort(LABELS, kind="stable")
-    np.testing.assert_array_equal(found.images.permute(0, 2, 3, 1).numpy(), PIXELS[order])
-    np.testing.assert_array_equal(found.labels.numpy(), LABELS[order])
-    run = fedkd_flwr.run({**own, "dataset": f"folder:{folder}"}, output_dir=tmp_path / "run")
-    assert list(run.rounds["failures"]) == [0]
-
-
-def test_a_relative_folder_is_resolved_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert read_config({"dataset": "folder:photos", "num-classes": 3}).run.data.dataset == (
-        f"folder:{tmp_path / 'photos'}"
-    )
-
-
-def test_arrow_folders_whole_or_one_on_a_node(own, tmp_path):
+def test_arrow_folders_whole_or_one_on_a_node(tmp_path):
     folder = write_partitions(tmp_path / "federated")
     found = load_images(f"folder:{folder}")
     expected = np.concatenate([PIXELS[n::12] for n in range(12)])

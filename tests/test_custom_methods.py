@@ -41,8 +41,7 @@ def with_settings(settings):
 @pytest.fixture
 def halved():
     """FedProx with settings of its own, as a cell of a notebook would register it."""
-    yield fedkd_flwr.register("halved", with_settings(HalvedSettings), FedProxClient)
-    del REGISTERED["halved"]
+    return fedkd_flwr.register("halved", with_settings(HalvedSettings), FedProxClient)
 
 
 def test_a_registered_method_runs_with_its_settings(halved, small, tmp_path):
@@ -202,12 +201,9 @@ class LogitsClient(KTpFLClient):
     "changes", [{}, {"soft-predictions.clip-norm": 1.0, "soft-predictions.noise-multiplier": 0.1}]
 )
 def test_predictions_that_are_not_probabilities_are_refused(changes, small, tmp_path, logged):
-    fedkd_flwr.register("logits", own_method.Nearest, LogitsClient)
-    try:
-        with pytest.raises(TooFewRepliesError):
-            fedkd_flwr.run({**small, **changes}, strategy="logits", output_dir=tmp_path / "run")
-    finally:
-        del REGISTERED["logits"]
+    own = {**small, **changes, "strategy": (own_method.Nearest, LogitsClient)}
+    with pytest.raises(TooFewRepliesError):
+        fedkd_flwr.run(own, output_dir=tmp_path / "run")
     told = [line for line in logged() if "predictions has a row that sums to 3, not 1" in line]
     assert told and "such as softmax(logits)" in told[0]
 

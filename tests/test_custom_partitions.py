@@ -10,19 +10,13 @@ from helpers import assert_refused, image_rows
 
 import fedkd_flwr
 from fedkd_flwr.config import read_config
-from fedkd_flwr.custom_objects.importing import HELD, hold
+from fedkd_flwr.custom_objects.importing import hold
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.natural_split import names_of_clients, owners_of
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_labels
 
 HERE = "test_custom_partitions"
-
-
-@pytest.fixture(autouse=True)
-def no_object_is_left():
-    yield
-    HELD.clear()
 
 
 WRITERS = np.array(["w10", "w2", "w1", "w2", "w10", "w1", "w3", "w3"] * 15)
@@ -221,7 +215,7 @@ def test_a_third_array_names_the_client_of_each_sample(dataset, tmp_path):
     assert set(samples[client_indices(DataPlan(settings, 3))[0], 1]) < set(whose)
 
 
-def test_a_split_may_ask_where_its_samples_are(tmp_path):
+def test_a_split_may_ask_where_its_samples_are():
     asked = []
 
     def by_row(labels, num_clients, seed, positions):

@@ -47,10 +47,7 @@ def assert_same_new_clients(there, here):
 
 @pytest.mark.slow
 def test_networks_and_a_forest_give_the_same_numbers_under_ray(small, tmp_path):
-    """Soft predictions, with a safeguard, partial participation, a custom network, a new client.
-
-    Custom methods and parameters are compared in test_ray_cluster.py, prototypes in test_bundle.py.
-    """
+    """Parameters are compared in test_ray_cluster.py, prototypes in test_bundle.py."""
     settings = {
         **small,
         "strategy": "kt-pfl",

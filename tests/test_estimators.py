@@ -19,7 +19,6 @@ from sklearn.svm import SVC
 
 import fedkd_flwr
 from fedkd_flwr.config import methods_with
-from fedkd_flwr.custom_objects.importing import HELD
 from fedkd_flwr.models.estimators import weighted_rows
 
 ROOT = Path(__file__).parents[1]
@@ -151,13 +150,6 @@ class Drawn(GaussianNB):
         return super().fit(samples + noise, labels, sample_weight)
 
 
-@pytest.fixture
-def no_object_is_left():
-    yield
-    HELD.clear()
-
-
-@pytest.mark.usefixtures("no_object_is_left")
 def test_pipelines_and_own_classes_are_passed_as_objects(small, tmp_path):
     models = [scaled(), Nearest, "mlp"]
     run = fedkd_flwr.run(
@@ -173,7 +165,6 @@ IMPUTING = make_pipeline(SimpleImputer(), RandomForestClassifier(5))
 VOTING = VotingClassifier([("line", LogisticRegression()), ("bayes", GaussianNB())], voting="soft")
 
 
-@pytest.mark.usefixtures("no_object_is_left")
 @pytest.mark.parametrize("model", [IMPUTING, VOTING], ids=["imputing", "voting"])
 def test_estimators_made_of_others_are_sent_and_exported(model, small, tmp_path):
     settings = {**small, "strategy": "kt-pfl", "num-clients": 2, "models": model}
@@ -194,7 +185,6 @@ BAD_ANSWERS = {
 }
 
 
-@pytest.mark.usefixtures("no_object_is_left")
 @pytest.mark.parametrize("answer", BAD_ANSWERS)
 def test_what_is_no_probability_is_refused_before_the_run(answer, small, tmp_path):
     settings = {**small, "strategy": "kt-pfl", "models": [Answering(answer), "mlp"]}
@@ -209,13 +199,11 @@ def test_what_is_no_probability_is_refused_before_the_run(answer, small, tmp_pat
         (SVC(probability=True), r"for SVC, CalibratedClassifierCV\(SVC\(\)\)"),
     ],
 )
-@pytest.mark.usefixtures("no_object_is_left")
 @pytest.mark.filterwarnings("ignore:The `probability` parameter was deprecated")
 def test_an_order_of_classes_and_weights_are_tried_before_the_run(model, sentence, small, tmp_path):
     assert_refused(sentence, {**small, "strategy": "kt-pfl", "models": model}, tmp_path / "run")
 
 
-@pytest.mark.usefixtures("no_object_is_left")
 @pytest.mark.parametrize("model", [CalibratedClassifierCV(SVC()), GaussianNB(), FOREST])
 def test_estimators_that_use_weights_are_taken(model, small, logged, tmp_path):
     settings = {**small, "strategy": "local", "num-clients": 2, "models": model}
@@ -223,7 +211,6 @@ def test_estimators_that_use_weights_are_taken(model, small, logged, tmp_path):
     assert not [line for line in logged() if "two fits" in line]
 
 
-@pytest.mark.usefixtures("no_object_is_left")
 def test_an_estimator_cannot_change_the_samples_of_a_client(small, tmp_path):
     settings = {**small, "strategy": "local", "models": InPlace()}
     run = fedkd_flwr.run(settings, output_dir=tmp_path / "run")
@@ -231,7 +218,6 @@ def test_an_estimator_cannot_change_the_samples_of_a_client(small, tmp_path):
     assert first == last
 
 
-@pytest.mark.usefixtures("no_object_is_left")
 def test_an_estimator_without_a_seed_is_warned_about(small, logged, tmp_path):
     settings = {**small, "strategy": "local", "models": Drawn()}
     fedkd_flwr.run(settings, output_dir=tmp_path / "run")
@@ -239,7 +225,6 @@ def test_an_estimator_without_a_seed_is_warned_about(small, logged, tmp_path):
     assert "random_state" in line
 
 
-@pytest.mark.usefixtures("no_object_is_left")
 @pytest.mark.parametrize("answer", BAD_ANSWERS)
 def test_a_client_whose_estimator_fails_is_left_out(answer, small, tmp_path, caplog):
     settings = {**small, "strategy": "kt-pfl", "models": [Answering(answer, 4), "mlp"]}

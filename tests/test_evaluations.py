@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import SMALL
-from helpers import Witness, run_with
+from helpers import Witness, run_with, write_lines
 from safetensors.numpy import load_file, save_file
-from test_comparison import write_lines
 
 import fedkd_flwr
 from fedkd_flwr.analysis.comparison import compare

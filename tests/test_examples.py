@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sklearn.ensemble
 import torch
-from helpers import Witness, client_of, run_with
+from helpers import Witness, breaking, client_of, raising, run_with
 
 import fedkd_flwr
 from examples import (
@@ -110,11 +110,7 @@ def test_clients_of_known_groups_share_a_model(small, tmp_path):
 
 @pytest.mark.parametrize(("strategy", "is_alone"), [(ENSEMBLE_ALONE, True), ("fedapen", False)])
 def test_the_control_of_fedapen_learns_nothing_from_others(strategy, is_alone, small, tmp_path):
-    def last_client_fails(message, context):
-        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 3:
-            raise RuntimeError("as asked")
-        return client_app(message, context)
-
+    last_client_fails = breaking(raising("as asked"), 3)
     changes = {"strategy": strategy, "num-server-rounds": 3}
     whole, _ = run_with(client_app, small, tmp_path / "whole", **changes)
     without, _ = run_with(last_client_fails, small, tmp_path / "without", **changes)

@@ -163,8 +163,6 @@ def fedkd_vectors(model):
 
 
 def test_a_lambda_outside_of_its_interval_is_refused(small, tmp_path):
-    def boast(reply):
-        reply.content["metrics"]["private-weight"] = 1.5
-
-    run, _ = run_with(breaking(boast), small, tmp_path / "run")
+    boast = breaking(lambda reply: reply.content["metrics"].update({"private-weight": 1.5}))
+    run, _ = run_with(boast, small, tmp_path / "run")
     assert list(run.rounds["failures"]) == [1, 1]

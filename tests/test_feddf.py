@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from by_hand import TWO_CLIENTS, logits, trained, training_data
+from by_hand import TWO_CLIENTS, logits, trained, training_data, witnessed
 from flwr.app import Context, RecordDict
-from helpers import Witness, breaking, client_of, raising, run_with
+from helpers import breaking, client_of, raising
 from torch.nn import functional
 
 from fedkd_flwr.config import read_config
@@ -30,12 +30,6 @@ def small(small):
 @pytest.fixture
 def two(small):
     return {**small, **TWO_CLIENTS}
-
-
-def witnessed(flat, folder, answer=None, **changes):
-    witness = Witness(answer) if answer else Witness()
-    run, _ = run_with(witness, flat, folder, **changes)
-    return witness, run
 
 
 def public_samples(flat, server_round):

@@ -333,7 +333,7 @@ def test_the_uniform_variant_shares_evenly_and_asks_for_no_rows(tiny, tmp_path):
     assert list(once) == list(down // 3)
 
 
-def test_a_fixed_network_trains_on_all_samples_and_shares_knowledge(tiny, tmp_path, monkeypatch):
+def test_a_fixed_network_trains_on_all_samples_and_shares_knowledge(tiny, tmp_path):
     """Ablation 2: there is no alpha, so nothing is kept back for it."""
     changes = {"models": "darts-fixed"}
     client = first_client({**tiny, **changes})

@@ -80,11 +80,7 @@ def test_with_labels_alone_it_is_local_beside_fedavg(small, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("strategy", ["fml", "fedapen", "fedkd", "fedmrl"])
 def test_no_clients_two_models_start_equal(strategy, small, tmp_path):
-    """With one architecture, and with common or own weights of the private models.
-
-    Clients draw the shared model that the server sends: one that never trained is evaluated with
-    it.
-    """
+    """Clients draw the shared model that the server sends; one that never trained has it too."""
     witness = Witness()
     one = {**small, "strategy": strategy, "models": "mlp", "num-server-rounds": 1}
     run_with(witness, one, tmp_path / "run")

@@ -51,6 +51,14 @@ def test_a_class_missing_in_one_part_does_not_shift_the_others(lacking, tmp_path
         load_node_data(tmp_path, (1, 8, 8), 2)
 
 
+def test_a_node_needs_a_folder_for_every_class_which_may_be_empty(tmp_path):
+    write_pets(tmp_path, ["cat", "dog"])
+    with pytest.raises(DataError, match="holds 2 folders; it needs one for each of the 3"):
+        load_node_data(tmp_path, (1, 8, 8), 3)
+    (tmp_path / "ape").mkdir()
+    assert load_node_data(tmp_path, (1, 8, 8), 3).labels.tolist() == [1, 1, 2, 2]
+
+
 PAIRS = [("Training", "Testing"), ("Train", "Test"), ("TRAIN", "TEST"), ("fold1", "fold2")]
 PAIRS += [("training_set", "test_set"), ("training", "validation"), ("seg_train", "seg-test")]
 
@@ -264,7 +272,7 @@ def test_colors_stay_whatever_the_first_file_is(tmp_path):
     assert found.said.endswith("gray ones among those in color: 1")
 
 
-def test_all_images_get_the_median_size_with_a_warning(own, logged, tmp_path):
+def test_all_images_get_the_median_size_with_a_warning(tmp_path):
     for n, side in enumerate((5, 8, 8, 8, 16)):
         save(tmp_path / str(n % 2), f"{n}.png", np.zeros((side, 8), np.uint8))
     settings = DataSettings(dataset=f"folder:{tmp_path}")

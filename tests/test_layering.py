@@ -71,14 +71,12 @@ def layer(name):
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("strategies")])
-def test_strategies_import_downwards_and_never_the_app(name):
+def test_strategies_import_downwards(name):
     for imported in imports_of(name):
-        assert not imported.startswith("fedkd_flwr")
         assert layer(imported) <= layer(name), f"{name} imports {imported}"
 
 
 def test_strategies_load_neither_torch_nor_the_app():
-    heavy = {"torch", "torchvision", "sklearn", "pandas", "fedkd_flwr", "matplotlib", "datasets"}
     for name in (name for name in MODULES if name.startswith("strategies")):
         for node in loaded_nodes(ast.parse(MODULES[name].read_text()).body):
             if isinstance(node, ast.Import):
@@ -87,8 +85,8 @@ def test_strategies_load_neither_torch_nor_the_app():
                 loaded = {node.module.partition(".")[0]}
             else:
                 continue
-            assert not loaded & heavy, f"{name} loads {loaded & heavy}"
-            assert loaded <= sys.stdlib_module_names | {"numpy", "flwr", "pydantic", "strategies"}
+            light = sys.stdlib_module_names | {"numpy", "flwr", "pydantic", "strategies"}
+            assert loaded <= light, f"{name} loads {loaded - light}"
 
 
 def test_no_module_imports_itself_in_a_circle():

@@ -202,20 +202,14 @@ def test_a_client_without_state_writes_no_file(strategy, small, tmp_path):
 # ---- In runs -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def one_of_four(small):
-    changes = {"num-server-rounds": 6, "fraction-train": 0.25, "evaluate-every": 6}
-    return {**small, **changes, "strategy": "local", "models": "mlp"}
-
-
 def shared_folder(run):
     return SharedFolder.of_run(run.path / "checkpoint" / "clients", run.run_id)
 
 
-def test_clients_of_a_process_share_a_file_for_each_round_in_which_they_trained(
-    one_of_four, tmp_path
-):
-    run = fedkd_flwr.run(one_of_four, output_dir=tmp_path / "run")
+def test_clients_of_a_process_share_a_file_for_each_round_in_which_they_trained(small, tmp_path):
+    small |= {"num-server-rounds": 6, "fraction-train": 0.25, "evaluate-every": 6}
+    small |= {"strategy": "local", "models": "mlp"}
+    run = fedkd_flwr.run(small, output_dir=tmp_path / "run")
     folder = shared_folder(run)
     trained = run.clients[run.clients["train_loss"].notna()].groupby("partition_id")["round"].max()
     assert folder.rounds(folder.newest()) == {str(n): last for n, last in trained.items()}

@@ -11,21 +11,11 @@ from torch.nn import functional
 import fedkd_flwr
 from fedkd_flwr.clients.base import PersonalClient, TrainReply
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.custom_objects.importing import HELD
-from fedkd_flwr.methods import METHODS, REGISTERED
+from fedkd_flwr.methods import METHODS
 from strategies.core.declarations import Sent
 from strategies.core.replies import ExpectedArray
 from strategies.core.state import State
 from strategies.local import Local
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left():
-    before = [(names, dict(names)) for names in (REGISTERED, HELD)]
-    yield
-    for names, kept in before:
-        names.clear()
-        names.update(kept)
 
 
 @dataclass(frozen=True)

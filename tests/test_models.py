@@ -181,13 +181,6 @@ def test_one_model_goes_to_all(rule: str) -> None:
     assert assign_models(["a"], rule, 3, sizes=[1, 0, 5]) == ["a"] * 3
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_last_layer_is_the_head(name: str) -> None:
-    model = built(name, COLOR, 7)
-    assert head_of(model).out_features == 7
-    assert layers_of(model)[-1] is head_of(model)
-
-
 def test_layers_hold_all_numbers_of_a_model_and_a_model_without_linear_layer_has_no_head() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.BatchNorm2d(2)))
     assert [type(layer) for layer in layers_of(model)] == [nn.Conv2d, nn.BatchNorm2d]
@@ -198,17 +191,11 @@ def test_layers_hold_all_numbers_of_a_model_and_a_model_without_linear_layer_has
 # ---- Features ------------------------------------------------------------------------
 
 
-SPACE = SupernetSettings(channels=2, cells=3, nodes=1)
-
-
-def of_width(name):
-    return build_model(name, (1, 28, 28), 10, SPACE)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_head_turns_features_into_logits(name):
     torch.manual_seed(0)
-    model, images = of_width(name).eval(), torch.randn(2, 1, 28, 28)
+    model, images = built(name, GRAY, 10).eval(), torch.randn(2, *GRAY)
+    assert layers_of(model)[-1] is head_of(model)
     entered, logits = features_and_logits(model, images)
     assert entered.shape == (2, feature_width(model))
     torch.testing.assert_close(head_of(model)(entered), logits)
@@ -221,19 +208,20 @@ def test_the_head_turns_features_into_logits(name):
 @pytest.mark.parametrize("name", ["mlp", "lenet", "shufflenetv2", "darts"])
 def test_a_projection_brings_a_model_to_a_width_and_folds_into_its_head(name):
     torch.manual_seed(0)
-    model, images = with_common_width(of_width(name), 7).eval(), torch.randn(2, 1, 28, 28)
+    model, images = with_common_width(built(name, GRAY, 10), 7).eval(), torch.randn(2, *GRAY)
     assert feature_width(model) == 7
     assert features(model, images).shape == (2, 7)
-    plain = fold_into(of_width(name), model).eval()
+    plain = fold_into(built(name, GRAY, 10), model).eval()
     assert feature_width(plain) != 7
     torch.testing.assert_close(plain(images), model(images), atol=1e-5, rtol=1e-4)
 
 
 def test_a_model_of_the_common_width_is_not_changed():
-    model = of_width("mlp")
+    model = built("mlp", GRAY, 10)
     before = head_of(model)
     assert head_of(with_common_width(model, 100)) is before
-    assert fold_into(of_width("mlp"), model).state_dict().keys() == model.state_dict().keys()
+    plain = fold_into(built("mlp", GRAY, 10), model)
+    assert plain.state_dict().keys() == model.state_dict().keys()
 
 
 def accuracy_of_alexnet(steps: int, folder: Path, **data: str | int) -> float:

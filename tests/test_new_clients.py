@@ -1,7 +1,6 @@
 """New clients: kept out of the training, personalized after it, reported separately."""
 
 import copy
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from helpers import (
     replacing,
     reply_with,
     run_with,
+    write_lines,
 )
 from test_comparison import write_run
 from torch.nn import functional
@@ -269,7 +269,7 @@ def write_new_clients(path, accuracies):
         {"round": 2, "partition_id": n, "accuracy": value, "failure": None}
         for n, value in accuracies.items()
     ]
-    (path / f"{NEW_CLIENTS}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path / f"{NEW_CLIENTS}.jsonl", rows)
 
 
 def test_compare_compares_new_clients_with_local(tmp_path):

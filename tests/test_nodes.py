@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
-from helpers import Witness, breaking, key_of, replacing, run_with
+from helpers import Witness, breaking, key_of, read_lines, replacing, run_with, write_lines
 from test_threat_model import NOISE, Silo
 from typer.testing import CliRunner
 
@@ -35,7 +35,7 @@ def run(small, tmp_path):
     """A run of two rounds in which client 1 failed in the last."""
     fedkd_flwr.run(small, strategy="local", num_server_rounds=2, output_dir=tmp_path / "run")
     path = tmp_path / "run/clients.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_lines(path)
     failed = next(row for row in rows if (row["round"], row["partition_id"]) == (2, 1))
     # An evaluation without a reply leaves no traffic.
     failed |= {"model": None, "failure": "no reply in time \x1b[2J", "numbers_up": None}
@@ -43,7 +43,7 @@ def run(small, tmp_path):
     for row in rows:
         row |= {"seconds": 2.5 * row["round"]} if row["partition_id"] == 0 else {}
     rows = [row for row in rows if row["partition_id"] != 2]  # was never connected
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return load_run(tmp_path / "run")
 
 

@@ -15,10 +15,6 @@ import fedkd_flwr
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-NAMES = [
-    "coefficient_matrix", "compare_strategies", "deploy", "own_data", "own_method",
-    "perfed_ckt_theorem", "quickstart",
-]  # fmt: skip
 
 LARGEST = 400_000
 """Maximum bytes of a notebook with its figures."""
@@ -67,10 +63,6 @@ def texts_of(output):
     if output.output_type == "stream":
         return [output.text]
     return [str(data) for kind, data in output.get("data", {}).items() if "image" not in kind]
-
-
-def test_all_notebooks_exist():
-    assert [path.stem for path in NOTEBOOKS] == NAMES
 
 
 def test_notebooks_are_valid_and_small(path, notebook):

@@ -109,7 +109,7 @@ def test_a_run_is_continued_with_its_own_code(folder, small):
     assert fedkd_flwr.resume(run.path, **{**again, "num_server_rounds": 3}).finished
 
 
-def test_another_version_of_python_gives_a_note(folder, small, logged, monkeypatch):
+def test_another_version_of_python_gives_a_note(folder, small, logged):
     small |= {"strategy": "own_method:method", "models": "mlp", "num-server-rounds": 1}
     run = fedkd_flwr.run(small, output_dir=folder / "run")
     changed = {**run.description, "versions": {**run.description["versions"], "python": "3.1.4"}}

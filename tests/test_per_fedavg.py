@@ -82,7 +82,7 @@ def test_clients_are_evaluated_after_one_step_unless_the_global_model_is_asked_f
 
 
 @pytest.mark.parametrize("batch_size", [16, 512])
-def test_an_adaptation_by_an_epoch_takes_a_step_on_each_batch(batch_size, small, tmp_path):
+def test_an_adaptation_by_an_epoch_takes_a_step_on_each_batch(batch_size, small):
     """The batches are those of an epoch, in any order; each sample is in one."""
     small |= {"batch-size": batch_size, "per-fedavg.adaptation": "epoch"}
     client = client_of({**small, "per-fedavg.inner-learning-rate": 0.3})

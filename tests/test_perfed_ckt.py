@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from by_hand import witnessed
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from helpers import Witness, client_of, random_simplex, run_with, watched
+from helpers import client_of, random_simplex, run_with, watched
 
 import fedkd_flwr
 from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient, nearest_centroid
 from fedkd_flwr.clients.session import Session
 from fedkd_flwr.config.toml_files import read_toml
-from fedkd_flwr.methods import REGISTERED
 from fedkd_flwr.training.losses import CoDistillation
 from strategies.core.plan import RunPlan
 from strategies.core.replies import ClientInfo
@@ -71,10 +71,9 @@ class ByParity(PerFedCKT):
         return np.arange(len(predictions)) % k + 7
 
 
-def test_clusters_are_those_of_the_hook(small, tmp_path, monkeypatch):
-    monkeypatch.setitem(REGISTERED, "by-parity", None)
-    method = fedkd_flwr.register("by-parity", strategy=ByParity, client=PerFedCKTClient)
-    changes = {"strategy": method, "perfed-ckt.clusters": 2, "num-server-rounds": 1}
+def test_clusters_are_those_of_the_hook(small, tmp_path):
+    changes = {"strategy": (ByParity, PerFedCKTClient), "perfed-ckt.clusters": 2}
+    changes |= {"num-server-rounds": 1}
     run = fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
     assert run.matrices["clusters"].tolist() == [[0, 1, 0, 1]]
 
@@ -171,14 +170,9 @@ def test_two_clients_are_sampled_without_replacement():
 # ---- Whole runs ----------------------------------------------------------------------
 
 
-def witnessed_run(small, tmp_path, **changes):
-    witness = Witness()
-    finished, _ = run_with(witness, small, tmp_path / "r", **{"perfed-ckt.clusters": 2}, **changes)
-    return finished, witness
-
-
 def test_the_first_round_has_no_centroid_and_later_ones_send_all_to_everybody(small, tmp_path):
-    _, witness = witnessed_run(small, tmp_path, **{"num-server-rounds": 3})
+    changes = {"num-server-rounds": 3, "perfed-ckt.clusters": 2}
+    witness, _ = witnessed(small, tmp_path / "run", **changes)
     by_round = {t: [witness.down[t, "train", n] for n in range(4)] for t in (1, 2, 3)}
     assert by_round[1] == [{}] * 4
     for t in (2, 3):
@@ -192,7 +186,8 @@ def test_the_first_round_has_no_centroid_and_later_ones_send_all_to_everybody(sm
 
 def test_the_public_subset_is_one_for_all_rounds_and_clients(small, tmp_path, monkeypatch):
     calls = watched(monkeypatch, Session, "public_images")
-    witnessed_run(small, tmp_path, **{"num-server-rounds": 3, "held-out-size": 200})
+    changes = {"num-server-rounds": 3, "perfed-ckt.clusters": 2, "held-out-size": 200}
+    witnessed(small, tmp_path / "run", **changes)
     assert len(calls) == 12
     (_, first), *_ = calls
     assert all(torch.equal(images, first) for _, images in calls)
@@ -252,10 +247,7 @@ HYPCLUSTER = {2: (2340, 3320), 3: (2540, 3510), 5: (2930, 3900), 6: (3120, 4100)
     ],
 )
 def test_communication_of_its_rivals_in_table_1(strategy, changes, published, small, tmp_path):
-    """A round of 10 and of 15 clients, counted in models, is 200 rounds of VGG11 in units of 10⁷.
-
-    Every model that the server sends counts once; FedFomo's clients receive those of all others.
-    """
+    """A round, counted in models, is 200 rounds of VGG11 in units of 10⁷."""
     flat = {**small, **changes, "strategy": strategy, "local-iterations": 1, "evaluate-every": 2}
     for number, expected in zip((10, 15), published, strict=True):
         run = fedkd_flwr.run({**flat, "num-clients": number}, output_dir=tmp_path / str(number))

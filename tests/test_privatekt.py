@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import Witness, client_of, run_with
+from by_hand import witnessed
+from helpers import client_of
 
 from fedkd_flwr.clients.policy import PolicyError
 from fedkd_flwr.data.public import public_subset
@@ -17,12 +18,6 @@ from strategies.privatekt import drawn_by_entropy, keep_probability, label_frequ
 @pytest.fixture
 def small(small):
     return {**small, "strategy": "privatekt", "soft-predictions.noise-seed": 0}
-
-
-def witnessed(flat, folder, **changes):
-    witness = Witness()
-    run, _ = run_with(witness, flat, folder, **changes)
-    return run, witness
 
 
 def labels_in(witness):
@@ -98,8 +93,8 @@ def test_samples_are_drawn_by_the_exponential_of_their_entropy():
 def test_labels_are_those_of_the_models_where_epsilon_is_large(small, tmp_path):
     """In round 1 clients have trained as FedMD's; the buffer has the most frequent labels."""
     changes = {"privatekt.epsilon": 700, "privatekt.knowledge-samples": 5}
-    _, ours = witnessed(small, tmp_path / "ours", **changes, **{"num-server-rounds": 1})
-    _, fedmd = witnessed(small, tmp_path / "fedmd", strategy="fedmd")
+    ours, _ = witnessed(small, tmp_path / "ours", **changes, **{"num-server-rounds": 1})
+    fedmd, _ = witnessed(small, tmp_path / "fedmd", strategy="fedmd")
     state = read_checkpoint(tmp_path / "ours").state
     mask = np.unpackbits(ours.down[1, "train", 0]["asked"], count=40).astype(bool)
     assert mask.sum() == 5
@@ -119,7 +114,7 @@ COUNTS = {metric.name for metric in metrics_of(["own"])}
 
 def test_the_buffer_forgets_and_epsilon_adds_up(small, tmp_path):
     small |= {"num-server-rounds": 3, "privatekt.buffer-rounds": 2, "privatekt.epsilon": 4}
-    whole, witness = witnessed(small, tmp_path / "whole")
+    witness, whole = witnessed(small, tmp_path / "whole")
     assert list(whole.rounds["epsilon"]) == [4, 8, 12]
     state = read_checkpoint(tmp_path / "whole").state
     pool = len(client_of(small).data.public_images)
@@ -139,12 +134,9 @@ def test_the_buffer_forgets_and_epsilon_adds_up(small, tmp_path):
 
 def test_noise_is_secret_unless_it_has_a_seed(small, tmp_path):
     small |= {"num-server-rounds": 1, "privatekt.knowledge-samples": 20}
+    key = "soft-predictions.noise-seed"
     sent = {
-        (seed, number): labels_in(
-            witnessed(small, tmp_path / f"{seed}{number}", **{"soft-predictions.noise-seed": seed})[
-                1
-            ]
-        )
+        (seed, number): labels_in(witnessed({**small, key: seed}, tmp_path / f"{seed}{number}")[0])
         for seed in (0, -1)
         for number in (1, 2)
     }

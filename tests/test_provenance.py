@@ -1,9 +1,9 @@
 """What made a run is recorded, and a comparison says where runs differ in it."""
 
-import json
 import subprocess
 
 import pytest
+from helpers import change_json
 
 import fedkd_flwr
 from fedkd_flwr.analysis.notes import notes_on_provenance
@@ -22,8 +22,7 @@ def finished(small, tmp_path):
 
 
 def changed(run, **parts):
-    file = run.path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
+    change_json(run.path / "config.json", **parts)
     return load_run(run.path)
 
 

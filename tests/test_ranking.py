@@ -1,15 +1,14 @@
 """Settings of one method are ranked by validation accuracy, and by nothing else."""
 
 import io
-import json
 import shutil
 from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import change_json
-from test_comparison import write_lines, write_run
+from helpers import change_json, read_lines, write_lines
+from test_comparison import write_run
 from typer.testing import CliRunner
 
 from fedkd_flwr.analysis.across import compare_across
@@ -224,9 +223,8 @@ def test_the_reference_has_its_lowest_batch_order(against, tmp_path):
         for method, order in product(("local", "fedmd"), range(2)):
             accuracy = 0.5 + 0.2 * order
             path = write_run(folder, method, 0, [accuracy] * 2, **{"batch-order": order})
-            rounds = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
-            validated = [{**row, "validation_accuracy_mean": accuracy} for row in rounds]
-            write_lines(path / "rounds.jsonl", validated)
+            rounds = read_lines(table := path / "rounds.jsonl")
+            write_lines(table, [{**row, "validation_accuracy_mean": accuracy} for row in rounds])
     gains = compare_across(sorted(tmp_path.iterdir()), against).gains
     assert gains["kt-pfl"].tolist() == [0.1, 0.1]
 
@@ -254,9 +252,8 @@ def test_gains_are_matched_by_client(tmp_path):
         folder = tmp_path / f"data-{number}"
         write_run(folder, "local", 0, [0.4, 0.4, 0.8, 0.8])
         run = write_run(folder, "kt-pfl", 0, [0.3, 0.3, 0.78, 0.79])
-        rows = [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
-        kept = [row for row in rows if row["round"] == 1 or row["partition_id"] > 1]
-        write_lines(run / "clients.jsonl", kept)
+        rows = read_lines(table := run / "clients.jsonl")
+        write_lines(table, [row for row in rows if row["round"] == 1 or row["partition_id"] > 1])
     across = compare_across(sorted(tmp_path.iterdir()))
     assert across.table.loc["kt-pfl", "gain"] == pytest.approx(-0.015)
     assert across.table.loc["kt-pfl", "wins"] == 0

@@ -1,16 +1,14 @@
 """Which `local` a method is compared with, and notes on missing evaluations."""
 
-import json
-
 import pytest
-from helpers import change_json
-from test_comparison import write_lines, write_run
+from helpers import change_json, read_lines, write_lines
+from test_comparison import write_run
 
 from fedkd_flwr.analysis.comparison import compare
 
 
 def validated(path, accuracy):
-    rows = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    rows = read_lines(path / "rounds.jsonl")
     rows[-1]["validation_accuracy_mean"] = accuracy
     write_lines(path / "rounds.jsonl", rows)
     return path

@@ -1,6 +1,5 @@
 """Runs of a sweep side by side: the same numbers, a killed process, an interrupted command."""
 
-import json
 import os
 import re
 import signal
@@ -9,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import read_lines
 from processes import MARK, started_by, wait_until
 
 import fedkd_flwr
 from fedkd_flwr.clients.base import PersonalClient
 from fedkd_flwr.config import ConfigError
-from fedkd_flwr.methods import REGISTERED
 from fedkd_flwr.sweeps import run_sweep
 from strategies.local import Local
 
@@ -47,10 +46,7 @@ def sweep(tmp_path):
 
 @pytest.fixture
 def killer(tmp_path):
-    """Kill the process of one run when it has ended its second round.
-
-    The row of a round may be told before its checkpoint is written; that of the first round exists.
-    """
+    """Kill the process of one run in its second round, when the first has its checkpoint."""
     killed = []
 
     def on_round(name, row):
@@ -60,13 +56,6 @@ def killer(tmp_path):
             os.kill(killed[0], signal.SIGKILL)
 
     return on_round
-
-
-@pytest.fixture
-def mine():
-    """A method that this process alone knows, by its name."""
-    yield fedkd_flwr.register("mine", Local, PersonalClient)
-    del REGISTERED["mine"]
 
 
 def numbers(runs):
@@ -81,7 +70,8 @@ def test_runs_that_cannot_be_parallel_are_refused(sweep, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_method_that_other_processes_cannot_find_is_refused(mine, sweep, tmp_path):
+def test_a_method_that_other_processes_cannot_find_is_refused(sweep, tmp_path):
+    fedkd_flwr.register("mine", Local, PersonalClient)
     with pytest.raises(ConfigError, match="mine is registered in this process, and parallel runs"):
         run_sweep(sweep, tmp_path / "runs", jobs=2, settings={"strategy": "mine"})
     assert not (tmp_path / "runs").exists()
@@ -108,7 +98,7 @@ def test_a_killed_process_costs_its_run_alone(sweep, killer, tmp_path):
     )  # fmt: skip
     (failed,) = [progress.name for progress in told if progress.state == "failed"]
     assert [progress.state for progress in told].count("finished") == len(beside) == 3
-    (failure,) = map(json.loads, (tmp_path / "beside" / "failures.jsonl").read_text().splitlines())
+    (failure,) = read_lines(tmp_path / "beside" / "failures.jsonl")
     assert failure["run"] == failed
     assert failure["error"].startswith("WorkerCrashedError: ")
     assert [run.config["torch-threads"] for run in beside] == [1, 1, 1]

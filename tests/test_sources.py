@@ -143,21 +143,6 @@ def test_convert_between_gray_and_color():
     assert (red, green, blue) == (76, 150, 29)
 
 
-def own_folder(path, names):
-    """Write a folder of classes, one image in each, all of the class's brightness."""
-    images = [np.full((20, 30, 3), 10 * i, dtype=np.uint8) for i in range(len(names))]
-    return write_image_folder(path, images, names)
-
-
-def test_own_folder_by_name_needs_every_class(tmp_path):
-    folder = own_folder(tmp_path, ["cat", "dog"])
-    assert load_node_data(folder, (3, 32, 32), 2).labels.tolist() == [0, 1]
-    with pytest.raises(DataError, match="holds 2 folders; it needs one for each of the 3"):
-        load_node_data(folder, (3, 32, 32), 3)
-    (folder / "ape").mkdir()  # an empty folder keeps the numbering of the others
-    assert load_node_data(folder, (3, 32, 32), 3).labels.tolist() == [1, 2]
-
-
 # ---- Tables and folders whose parts differ, or in which images are missing -----------
 
 

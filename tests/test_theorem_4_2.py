@@ -131,10 +131,7 @@ def test_centroids_are_those_of_the_best_of_all_groupings(seed):
 
 
 def test_clusters_bring_every_client_of_figure_1_closer_to_its_true_model():
-    """Appendix E: spreads 2, 5 and 200, inputs in [-10, 10]², lambda 50; noise is ours.
-
-    The third client is an outlier. Clusters come from the method's own code.
-    """
+    """Appendix E: the third client is an outlier; the noise is ours."""
     generator = np.random.default_rng(0)
     spreads, regularization, samples, public_size = (2, 5, 200), 50.0, 10, 10
     total = {"fedavg": np.zeros(3), "average": np.zeros(3), "clusters": np.zeros(3)}

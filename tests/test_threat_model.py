@@ -104,6 +104,11 @@ class Silo:
             assert SECRET not in text and str(self.folder) not in text
             return text
 
+    def client(self, **changes):
+        """Return the node's client of a run."""
+        node = dict(self.node)
+        return build_client(Context(1, 1, node, RecordDict(), {**self.config, **changes}))
+
     def refuses(self, reason, **changes):
         """Check that no kind of message gets an answer."""
         for kind in (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE):
@@ -238,9 +243,7 @@ def test_nobody_can_read_class_shares_from_fedkma(silo):
         **{"client-split": "80/0/20", "fedkma.as-printed": False},
     )
     assert set(arrays_of(reply)) == {"sharing"}
-    context = Context(1, 1, dict(silo.node), RecordDict(), {})
-    context.run_config = {**silo.config, "strategy": "fedkma", "models": "darts"}
-    client = build_client(context)
+    client = silo.client(strategy="fedkma", models="darts")
     shares = client.label_distribution()
     small = client.data.class_counts.numpy() < 10
     assert len(set(shares[small])) == 1  # zeros, or uniform where all classes are hidden
@@ -369,7 +372,7 @@ def test_nobody_can_read_one_sample_in_the_last_digits_of_weights(silo):
     silo.node |= {"allow-methods": "fedavg", "epsilon-budget": 10.0}
     private = {"strategy": "fedavg", "dp-sgd-noise-multiplier": 2.0, "batch-size": 4096}
     private |= {"learning-rate": 1.0, "momentum": 0.0}
-    client = build_client(Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **private}))
+    client = silo.client(**private)
     vectors = model_vectors(client.session.new_model())
     zeros = {name: np.zeros(vector.shape, np.float32) for name, vector in vectors.items()}
     sent = arrays_of(silo.send(arrays=zeros, **private))["weights"].astype(np.float64)
@@ -380,7 +383,7 @@ def test_nobody_can_read_one_sample_in_the_last_digits_of_weights(silo):
 
 def test_nobody_can_shift_the_dropout_of_other_samples(silo):
     """The class of an image decides its place, and its place decided the masks of all after it."""
-    data = build_client(Context(1, 1, dict(silo.node), RecordDict(), silo.config)).data
+    data = silo.client().data
     model = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(784, 10))
     quiet, sums = PrivateGradients(1.0, 1.0, 1.0, np.zeros), []
     places = torch.arange(data.num_train)
@@ -466,12 +469,8 @@ def test_no_seed_chooses_samples(silo):
     search = {"models": "darts", "supernet-channels": 2, "supernet-cells": 3}
     found = []
     for seed in (0, 1):
-        apen, nas = (
-            build_client(
-                Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, "seed": seed, **own})
-            )
-            for own in ({"strategy": "fedapen"}, {"strategy": "fednas", **search})
-        )
+        apen = silo.client(seed=seed, strategy="fedapen")
+        nas = silo.client(seed=seed, strategy="fednas", **search)
         found.append([*apen.parts, *nas.search_samples()])
     assert all(map(torch.equal, *found))
     assert len(found[0][0]) == 10
@@ -502,10 +501,7 @@ def test_nobody_can_learn_whether_a_sample_lets_a_training_diverge(silo):
 
 
 def overflowing(client, images, above):
-    """Return weights that make the loss infinite if a pixel of any image is above a threshold.
-
-    It is below the largest of these pixels if `above` is 1, else above it.
-    """
+    """Return weights of an infinite loss if a pixel exceeds a threshold, as it does if `above`."""
     model, pixels = client.session.new_model(), images.flatten(1)
     pixel = int(pixels.std(0).argmax())
     with torch.no_grad():
@@ -521,8 +517,7 @@ def overflowing(client, images, above):
 def test_nobody_can_let_the_loss_of_one_sample_overflow(silo):
     silo.node |= {"allow-methods": "parameters", "epsilon-budget": 1e4}
     private = {"strategy": "fedavg", "dp-sgd-noise-multiplier": 1e3, "batch-size": 4096}
-    context = Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **private})
-    client = build_client(context)
+    client = silo.client(**private)
     for above in (-1, 1):
         arrays = overflowing(client, client.data.train_images, above)
         trained = arrays_of(silo.send(arrays=arrays, **private))
@@ -542,8 +537,7 @@ def test_an_infinite_loss_of_one_sample_is_unseen(silo, method, kind, phase, par
     """A message of PersFL's stage 2 told whether a known validation image is there."""
     silo.node["allow-methods"] = method
     settings = {"strategy": method, **{f"{method}.{key}": v for key, v in settings.items()}}
-    context = Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **settings})
-    client, answers = build_client(context), []
+    client, answers = silo.client(**settings), []
     initial = {k: np.array(v) for k, v in model_vectors(client.session.new_model()).items()}
     for above in (-1, 1):
         message = {"run-id": f"a{above + 1}"}
@@ -618,8 +612,7 @@ def test_an_estimator_that_fails_on_a_sample_changes_one_prediction(silo):
     silo.node["allow-counts"] = "noised"
     forest = {"strategy": "local", "models": "sklearn.ensemble:RandomForestClassifier"}
     silo.approve(**forest)
-    context = Context(1, 1, dict(silo.node), RecordDict(), {**silo.config, **forest})
-    client = build_client(context)
+    client = silo.client(**forest)
     client.train_locally(1)
     images, predict_proba = client.data.test_images, RandomForestClassifier.predict_proba
     unseen = images[3].flatten().numpy()
@@ -770,11 +763,10 @@ def test_nobody_can_time_a_round(silo):
 def test_a_node_draws_the_same_batches_again_in_one_message(silo):
     """`moon` and `fedntd` gather what belongs to the samples of a batch beside it."""
     silo.node["allow-methods"] = "fedntd"
-    config = {**silo.config, "strategy": "fedntd", "models": "mlp"}
-    clients = [build_client(Context(1, 1, dict(silo.node), RecordDict(), config)) for _ in range(2)]
+    first, second = (silo.client(strategy="fedntd", models="mlp") for _ in range(2))
     once, again, other = (
         [batch.tolist() for batch in client.session.private_positions(1, 50)]
-        for client in (clients[0], clients[0], clients[1])
+        for client in (first, first, second)
     )
     assert once == again and once != other
 

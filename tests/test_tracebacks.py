@@ -19,7 +19,6 @@ from fedkd_flwr.clients.tracebacks import (
     stop_at_reported_failures,
     traceback_of_own_code,
 )
-from fedkd_flwr.methods import REGISTERED
 from strategies.fedprox import FedProx
 
 
@@ -110,8 +109,7 @@ class Failing(FedProxClient):
 @pytest.fixture
 def failing(small):
     fedkd_flwr.register("failing", FedProx, Failing)
-    yield {**small, "strategy": "failing", "models": "mlp"}
-    del REGISTERED["failing"]
+    return {**small, "strategy": "failing", "models": "mlp"}
 
 
 @pytest.mark.parametrize(("cohort", "who"), [("off", "Client 1"), ("on", "Clients 1, 2")])
