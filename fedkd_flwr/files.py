@@ -39,14 +39,6 @@ FLAGS = {
 """Flags of the operating system for the modes of `open_private`."""
 
 
-DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16",
-    "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
-"""Types of arrays in a safetensors file by their names in NumPy."""
-
-
 def plain_name(name: str) -> str:
     """Return a name that is a valid file name on every system; built-in names do not change."""
     return re.sub(r"[^\w.+=,@ ()-]+", "-", name).strip("-")

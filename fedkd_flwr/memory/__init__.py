@@ -25,27 +25,3 @@ from fedkd_flwr.memory.memory import (
     memories_in,
     own_context,
 )
-
-__all__ = [
-    "MODEL",
-    "PRIVATE",
-    "ROUNDS_KEPT",
-    "RUNS_KEPT",
-    "SPENT",
-    "TOGETHER",
-    "DamagedMemoryError",
-    "ForgottenRunError",
-    "InProcessContext",
-    "Memory",
-    "MemoryFolder",
-    "PartOfMemory",
-    "Place",
-    "SharedFolder",
-    "State",
-    "StoredState",
-    "forget_old_runs",
-    "locked",
-    "memories_in",
-    "own_context",
-    "round_of",
-]
