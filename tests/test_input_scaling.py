@@ -24,9 +24,8 @@ from fedkd_flwr.data.scaling import (
     Symmetric,
     scaling_from,
     scaling_of,
+    standardized,
     standardized_by_column,
-    standardized_per_channel,
-    standardized_per_pixel,
 )
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images
@@ -46,7 +45,7 @@ TWO = images_of([[0, 10, 7, 200], [4, 30, 7, 100]])
 
 
 def test_a_pixel_is_standardized_over_images():
-    scaled = standardized_per_pixel(TWO)
+    scaled = standardized(TWO, by_channel=False)
     assert scaled.mean.flatten().tolist() == [2, 20, 7, 150]
     assert scaled.deviation.flatten().tolist() == [2, 10, 0, 50]
     expected = [
@@ -59,7 +58,7 @@ def test_a_pixel_is_standardized_over_images():
 
 
 def test_a_channel_is_standardized_over_images_and_pixels():
-    scaled = standardized_per_channel(TWO)
+    scaled = standardized(TWO, by_channel=True)
     # Channel 0 has 0, 10, 4, 30: mean 11, mean square 254, variance 133.
     assert scaled.mean.shape == scaled.deviation.shape == (2, 1, 1)
     assert scaled.mean.flatten().tolist() == [11, 78.5]

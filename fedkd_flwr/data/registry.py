@@ -131,13 +131,6 @@ def hub_id_of(name: str) -> str:
     return name.removeprefix(HUB) if name.startswith(HUB) else ""
 
 
-def find_source(name: str) -> Source:
-    """Return the data set of a name."""
-    if name not in DATASETS:
-        raise DataError(f"unknown data set {name!r}; allowed are {', '.join(DATASETS)}")
-    return DATASETS[name]
-
-
 Signature = list[tuple[str, int, int]]
 """Path, size in bytes and time of the last change, in nanoseconds, of each file in a folder."""
 

@@ -34,6 +34,7 @@ from fedkd_flwr.data.folders import (
 )
 from fedkd_flwr.data.registry import (
     CLIENTS,
+    DATASETS,
     FOLDER,
     HUB,
     MOST_CLASSES,
@@ -42,7 +43,6 @@ from fedkd_flwr.data.registry import (
     DataFormat,
     Shape,
     Source,
-    find_source,
     is_function,
     reads_data,
 )
@@ -111,7 +111,7 @@ def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
 def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):
-        return find_source(name)
+        return DATASETS[name]
     from fedkd_flwr.data.tables import find_label, image_column, schema_of
 
     hub_id = name.removeprefix(HUB)
@@ -173,7 +173,7 @@ def _load_folder(path: Path, data_format: DataFormat) -> ImageSet:
 def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
     places = places_of_clients(path)
     files = files_of_clients(places)
-    if files and files[0][0].suffix.lower() in ARRAYS:
+    if files and files[0][0].suffix.lower() == ARRAYS:
         return _load_arrays(path, places, files)
     if table := _read_numbers([file for own in files for file in own], path, data_format):
         read = _of_numbers(table, data_format, repr(str(path)))
