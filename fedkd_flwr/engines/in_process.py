@@ -218,9 +218,7 @@ _ONE_RUN = threading.RLock()
 
 
 def run_in_process(
-    configuration: Configuration,
-    observer: Observer | None = None,
-    resources: Mapping[str, Any] | None = None,
+    configuration: Configuration, observer: Observer, resources: Mapping[str, Any] | None
 ) -> Run:
     """Run a method with all clients in this process."""
     check_in_process(configuration, resources)
@@ -233,7 +231,7 @@ def run_in_process(
         observer=observer,
         on_client_error=configuration.run.on_client_error,
     )
-    with _ONE_RUN, _log_for(observer or Observer()):
+    with _ONE_RUN, _log_for(observer):
         threads = torch.get_num_threads()
         try:
             return serve(grid, configuration, observer)
