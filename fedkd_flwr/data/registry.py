@@ -102,6 +102,11 @@ def dataset_name(name: str) -> str:
     raise NoneOfTheAllowedError([*DATASETS, own], name)
 
 
+def public_name(name: str) -> str:
+    """Return a public data set's name, `HELD_OUT` or `NO_PUBLIC_SET`."""
+    return name if name in (HELD_OUT, NO_PUBLIC_SET) else dataset_name(name)
+
+
 def partition_name(name: str) -> str:
     """Return a split's name: of `PARTITIONS`, `BY_COLUMN`, `BY_FILE` or ``module:object``."""
     if name in (*PARTITIONS, BY_COLUMN, BY_FILE) or is_custom(name):

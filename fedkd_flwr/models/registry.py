@@ -64,9 +64,6 @@ def model_name(name: str) -> str:
     raise NoneOfTheAllowedError(ALLOWED, name)
 
 
-ASSIGNMENTS = ("cyclic", "blocks", "by-size")  # names of the rules of `assign_models`
-
-
 def assign_models(
     models: Sequence[str],
     rule: str,
