@@ -124,7 +124,7 @@ def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
 
 def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
     path = _path_in_cache(name, data_root, data_format)
-    kept = None if path is None else read_array(path, "labels")
+    kept = read_array(path, "labels")
     if kept is not None:
         return kept.numpy()
     # Deferred: digits need no Arrow, nor does what was decoded before.
@@ -236,12 +236,9 @@ def _load_files(
     """Decode the images of a folder or a table; what is decoded is kept for other processes."""
     _require_classes(files.labels, data_format.classes, repr(str(path)))
     labels = torch.from_numpy(files.labels)
-    # The digest takes time, and is needed only if the cache is on.
     shape, encoded = data_format.shape, files.encoded
-    follows_from = (
-        (digest_of(encoded), shape, *([levels] if levels else [])) if cache_folder() else ()
-    )
-    kept_at = _named_by_content(path.name, follows_from)
+    given = [levels] if levels else []
+    kept_at = _place_in_cache(path.name, lambda: (digest_of(encoded), shape, *given))
     decoded = _decoded(kept_at, labels, lambda: decode_images(encoded, shape, files.names, levels))
     classes = data_format.classes or int(labels.max()) + 1
     return _as_said(str(path), decoded, labels, classes, files)
@@ -288,8 +285,7 @@ def _decoded(
     path: Path | None, labels: Tensor, decode: Callable[[], DecodedImages]
 ) -> DecodedImages:
     """Return the images kept in a file of the cache; those to be decoded are kept, with labels."""
-    kept = None if path is None else read_array(path, "images")
-    reading = None if path is None or kept is None else read_array(path, "reading")
+    kept, reading = (read_array(path, name) for name in ("images", "reading"))
     if kept is not None and reading is not None:
         return DecodedImages.kept(kept, reading)
     found = decode()
@@ -300,20 +296,21 @@ def _decoded(
 
 @reads_data()
 def _path_in_cache(name: str, data_root: str, data_format: DataFormat) -> Path | None:
-    if cache_folder() is None:
-        return None
-    source = _source(name, data_root, data_format)
-    return _named_by_content(name, (fingerprint(source.hub_id, data_root), source))
+    def follows_from() -> tuple[object, ...]:
+        source = _source(name, data_root, data_format)
+        return fingerprint(source.hub_id, data_root), source
+
+    return _place_in_cache(name, follows_from)
 
 
-def _named_by_content(name: str, follows_from: tuple[object, ...]) -> Path | None:
-    """Return a file of the cache, named by all that its content follows from."""
+def _place_in_cache(name: str, follows_from: Callable[[], tuple[object, ...]]) -> Path | None:
+    """Return a file of the cache, named by all that its content follows from; None if it is off."""
     folder = cache_folder()
     if folder is None:
         return None
     # Pillow decodes the images, and PyTorch resizes them.
     decoder = (version("pillow"), torch.__version__, DECODING)
-    digest = hashlib.sha256(repr((*follows_from, decoder)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((*follows_from(), decoder)).encode()).hexdigest()
     return folder / f"{plain_name(name)}-{digest[:32]}.safetensors"
 
 
