@@ -229,3 +229,11 @@ def test_the_momentum_of_a_training_that_is_undone_is_forgotten():
     part.save_momentum(optimizer, names)
     whole.keep_part("", part)
     assert part.load("optimizer") is whole.load("optimizer") is None
+
+
+def test_numbers_that_a_part_of_a_memory_forgets_are_forgotten():
+    whole = Memory(numbers={"safeguard-best": {"round": 3.0}})
+    part = whole.part("safeguard-")
+    part.forget("best")
+    whole.keep_part("safeguard-", part)
+    assert whole.numbers == {}

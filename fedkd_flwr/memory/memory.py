@@ -103,7 +103,7 @@ class Memory:
             if name in part.numbers:
                 self.numbers[prefix + name] = part.numbers[name]
             if name not in part.tensors and name not in part.numbers:
-                self.tensors.pop(prefix + name, None)
+                self.forget(prefix + name)
             self.changed.add(prefix + name)
 
     # ---- Tensors and numbers -------------------------------------------------------------
