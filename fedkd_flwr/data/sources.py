@@ -19,7 +19,7 @@ from torch import Tensor
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
-from fedkd_flwr.data.custom_data import OwnArrays, call_for_data, joined_data_set
+from fedkd_flwr.data.custom_data import OwnArrays, as_data_set, call_for_data, joined_samples
 from fedkd_flwr.data.decoding import DecodedImages, Levels, convert_images, decode_images
 from fedkd_flwr.data.folders import (
     ARRAYS,
@@ -188,8 +188,9 @@ def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
 
 def _load_arrays(path: Path, places: list[Path], files: list[list[Path]]) -> ImageSet:
     pairs = [read_arrays(file) for own in files for file in own]
-    joined = joined_data_set(repr(str(path)), pairs)
-    owners = owners_of_files(places, files, [len(labels) for _, labels in pairs])
+    (samples, labels), name = zip(*pairs, strict=True), repr(str(path))
+    joined = as_data_set(name, (joined_samples(name, samples), np.concatenate(labels)))
+    owners = owners_of_files(places, files, [*map(len, labels)])
     found = _of_arrays(joined, owners)
     shape = tuple(found.images.shape[1:])
     said = f"{path}: {len(found.labels)} samples {shape} of {found.classes} classes"

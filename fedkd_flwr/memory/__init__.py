@@ -22,6 +22,5 @@ from fedkd_flwr.memory.memory import (
     Place,
     State,
     StoredState,
-    memories_in,
     own_context,
 )

@@ -144,8 +144,7 @@ class ProximalLinear:
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a batch."""
         half = len(self.tensors) // 2
-        distance = squared_distance_to(self.tensors[:half], model)
-        loss = cross_entropy(model, images, labels) + self.weight / 2 * distance
+        loss = Proximal(self.tensors[:half], self.weight)(model, images, labels)
         return loss + slope_along(self.tensors[half:], model)
 
 
