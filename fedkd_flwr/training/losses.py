@@ -113,7 +113,8 @@ class Proximal:
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a batch."""
-        distance = squared_distance_to(self.tensors, model)
+        pairs = zip(model.parameters(), self.tensors, strict=True)
+        distance = _sum_over((parameter - center).square() for parameter, center in pairs)
         return cross_entropy(model, images, labels) + self.weight / 2 * distance
 
 
@@ -146,14 +147,6 @@ class ProximalLinear:
         half = len(self.tensors) // 2
         loss = Proximal(self.tensors[:half], self.weight)(model, images, labels)
         return loss + slope_along(self.tensors[half:], model)
-
-
-def squared_distance_to(center: Sequence[Tensor], model: nn.Module) -> Tensor:
-    """Return ``||w - center||²`` over a model's parameters w."""
-    return _sum_over(
-        (parameter - target).square()
-        for parameter, target in zip(model.parameters(), center, strict=True)
-    )
 
 
 def slope_along(direction: Sequence[Tensor], model: nn.Module) -> Tensor:
