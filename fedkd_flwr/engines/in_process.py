@@ -73,22 +73,17 @@ class InProcessGrid(MessageGrid):
         self._run = flower.Run.create_empty(1)
         # Flower's Message reads its sender from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        # Node ids are arbitrary. They differ from partition-ids so that mix-ups are visible.
-        nodes: dict[int, UserConfig] = {
-            1000 + n: {
-                **TRUSTED_NODE,
-                "partition-id": n,
-                "num-partitions": num_clients,
-                **(node_configs or {}).get(n, {}),
-            }
-            for n in range(num_clients)
-        }
-        self._contexts = {
-            node_id: InProcessContext(run_config, node_id, node)
-            if isinstance(run_config, Configuration)
-            else Context(1, node_id, node, RecordDict(), run_config)
-            for node_id, node in nodes.items()
-        }
+        self._contexts: dict[int, Context] = {}
+        for n in range(num_clients):
+            # Node ids are arbitrary. They differ from partition-ids so that mix-ups are visible.
+            node_id = 1000 + n
+            node: UserConfig = {**TRUSTED_NODE, "partition-id": n, "num-partitions": num_clients}
+            node |= (node_configs or {}).get(n, {})
+            self._contexts[node_id] = (
+                InProcessContext(run_config, node_id, node)
+                if isinstance(run_config, Configuration)
+                else Context(1, node_id, node, RecordDict(), run_config)
+            )
         self._message_ids = itertools.count(1)
         self._replies: dict[str, Message] = {}
         self._tracebacks = Tracebacks()
