@@ -225,9 +225,15 @@ def test_without_a_public_set_an_operator_names_the_statistics(tmp_path):
     torch.testing.assert_close(client.train_images, samples, equal_nan=True)
     again = scaling_from(json.loads(json.dumps(client.scaling.described())))
     torch.testing.assert_close(again(rows), expected, equal_nan=True)
-    file.write_text(json.dumps({"mean": [0], "deviation": [1]}))
-    with pytest.raises(DataError, match="needs the lists mean and deviation, each of 3 numbers"):
-        load_client(plan, 1, path, statistics=str(file))
+    for mean, deviation in (
+        ([0], [1]),
+        ([0, 0, 0], [1]),
+        (0, 1),
+        ([0, 0, 0], [1, 0, 1]),
+    ):
+        file.write_text(json.dumps({"mean": mean, "deviation": deviation}))
+        with pytest.raises(DataError, match="needs the lists mean and deviation, each of 3 num"):
+            load_client(plan, 1, path, statistics=str(file))
 
 
 def cancer():

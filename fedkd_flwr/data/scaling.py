@@ -143,11 +143,16 @@ def statistics_in(path: str, columns: int) -> Standardized:
         found = scaling_from(described)
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise DataError(f"input-statistics cannot be read: {error}") from error
-    if not isinstance(found, Standardized) or len(found.mean) != columns:
-        raise DataError(
-            f"input-statistics needs the lists mean and deviation, each of {columns} numbers"
-        )
-    return found
+    if (
+        isinstance(found, Standardized)
+        and found.mean.shape[:1] == found.deviation.shape[:1] == (columns,)
+        and (found.deviation + found.added > 0).all()
+    ):
+        return found
+    raise DataError(
+        f"input-statistics needs the lists mean and deviation, each of {columns} numbers, and "
+        "deviations above 0"
+    )
 
 
 def scaling_from(description: Mapping[str, Any]) -> Scaling:
