@@ -30,22 +30,6 @@ if sys.platform != "win32":
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of file systems without locks, such as some network file systems."""
 
-FLAGS = {
-    "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-    "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-    "ab+": os.O_RDWR | os.O_CREAT | os.O_APPEND,
-    "wb": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
-}
-"""Flags of the operating system for the modes of `open_private`."""
-
-
-DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16",
-    "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
-"""Types of arrays in a safetensors file by their names in NumPy."""
-
 
 def plain_name(name: str) -> str:
     """Return a name that is a valid file name on every system; built-in names do not change."""
@@ -65,7 +49,7 @@ def sync(path: Path) -> None:
 
 def open_private(path: Path, mode: str) -> IO[Any]:
     """Open a file for writing; if it is new, only its owner can read it."""
-    return os.fdopen(os.open(path, FLAGS[mode], 0o600), mode)
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def lock_file(file: IO[Any], wait: bool = True) -> bool | None:

@@ -48,7 +48,7 @@ def set_alpha(supernet: Supernet, normal: Tensor, reduce: Tensor) -> None:
 
 
 def test_the_papers_supernet_has_the_published_size() -> None:
-    supernet = Supernet(SupernetSettings(), COLORS, 10)
+    supernet = Supernet(COLORS, 10, SupernetSettings())
     # The authors' log says 1.930618 million, with scale and shift of the stem's 48 channels.
     weights = sum(parameter.numel() for parameter in split_parameters(supernet)[1])
     assert weights == 1_930_618 - 2 * 48
@@ -64,12 +64,12 @@ def test_the_papers_supernet_has_the_published_size() -> None:
 @pytest.mark.parametrize("shape", [DIGITS, COLORS, (2, 9, 13)])
 @pytest.mark.parametrize("classes", [2, 7])
 def test_any_image_and_number_of_classes(shape: tuple[int, int, int], classes: int) -> None:
-    supernet = Supernet(TINY, shape, classes)
+    supernet = Supernet(shape, classes, TINY)
     assert supernet(torch.randn(3, *shape)).shape == (3, classes)
 
 
 def test_a_reduction_cell_halves_the_resolution_and_doubles_the_channels() -> None:
-    supernet = Supernet(SupernetSettings(4, 5, 2, ("skip_connect",)), DIGITS, 10)
+    supernet = Supernet(DIGITS, 10, SupernetSettings(4, 5, 2, ("skip_connect",)))
     sizes: list[tuple[int, ...]] = []
     for cell in supernet.cells:
         cell.register_forward_hook(lambda *call: sizes.append(tuple(call[2].shape[1:])))
@@ -133,7 +133,7 @@ def test_an_edge_is_the_softmax_weighted_sum_of_its_operations() -> None:
 
 
 def test_alpha_enters_through_its_softmax() -> None:
-    supernet = Supernet(TINY, DIGITS, 4)
+    supernet = Supernet(DIGITS, 4, TINY)
     images, _ = batch(DIGITS)
     before = supernet(images)
     with torch.no_grad():
@@ -149,7 +149,7 @@ def test_alpha_enters_through_its_softmax() -> None:
 
 
 def test_an_edge_with_all_weight_on_none_passes_nothing() -> None:
-    supernet = Supernet(TINY, DIGITS, 4)
+    supernet = Supernet(DIGITS, 4, TINY)
     closed = torch.full((5, 4), -200.0)
     closed[:, 0] = 0
     set_alpha(supernet, closed, closed)
@@ -182,7 +182,7 @@ def test_impossible_settings_are_refused(change: dict[str, object], message: str
 
 def hand_set_supernet() -> Supernet:
     """Build three nodes; edges are rows 0-1, 2-4 and 5-8, columns the operations of TINY."""
-    supernet = Supernet(SupernetSettings(4, 3, 3, TINY.operations), DIGITS, 4)
+    supernet = Supernet(DIGITS, 4, SupernetSettings(4, 3, 3, TINY.operations))
     normal = torch.zeros(9, 4)
     normal[0, 1] = 1
     normal[1, 2] = 1
@@ -221,6 +221,6 @@ def test_every_edge_keeps_its_strongest_operation() -> None:
 def test_a_fixed_network_of_the_published_cells_has_the_published_size() -> None:
     """The paper's second-order cells, 36 channels and 20 cells: 3.3 million weights."""
     with torch.device("meta"):
-        network = FixedNetwork(SupernetSettings(channels=36, cells=20), COLORS, 10)
+        network = FixedNetwork(COLORS, 10, SupernetSettings(channels=36, cells=20))
     weights = sum(parameter.numel() for parameter in network.parameters())
     assert round(weights / 1e6, 1) == 3.3

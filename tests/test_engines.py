@@ -97,7 +97,7 @@ def test_a_deployment_that_crashes_or_is_stopped_is_no_success(lines, error, sma
 
     def print_log(*lines):
         printed = [sys.executable, "-X", "utf8", "-c", f"print({chr(10).join(lines)!r})"]
-        monkeypatch.setattr(deployment, "flwr_run_command", lambda folder: printed)
+        monkeypatch.setattr(deployment, "flwr_run_command", lambda *_: printed)
         run_deployment(read_config(small), "", print)
 
     with pytest.raises(RuntimeError, match=error):
@@ -159,7 +159,7 @@ def test_the_log_of_a_deployment_is_asked_for_again(small, monkeypatch, tmp_path
         return [sys.executable, "-X", "utf8", "-c", FLOWER, command, str(asked)]
 
     monkeypatch.setattr(deployment, "flwr", flower)
-    monkeypatch.setattr(deployment, "flwr_run_command", lambda folder: flower("run"))
+    monkeypatch.setattr(deployment, "flwr_run_command", lambda *_: flower("run"))
     monkeypatch.setattr(deployment, "SECONDS_BETWEEN", 0)
     run_deployment(read_config(small), "", shown.append)
     assert asked.read_text().split() == ["run", "list", "list", "log"]
@@ -207,7 +207,7 @@ def continued(small, tmp_path, monkeypatch):
     def go_on(path, script, **options):
         command = [sys.executable, "-c", script]
         monkeypatch.chdir(path)
-        monkeypatch.setattr(simulation, "flwr_run_command", lambda _: command)
+        monkeypatch.setattr(simulation, "flwr_run_command", lambda *_: command)
         return fedkd_flwr.resume(path, engine="simulation", **options)
 
     return settings, whole, go_on

@@ -24,9 +24,8 @@ from fedkd_flwr.data.scaling import (
     Symmetric,
     scaling_from,
     scaling_of,
+    standardized,
     standardized_by_column,
-    standardized_per_channel,
-    standardized_per_pixel,
 )
 from fedkd_flwr.data.settings import DataPlan, DataSettings
 from fedkd_flwr.data.sources import load_images
@@ -46,7 +45,7 @@ TWO = images_of([[0, 10, 7, 200], [4, 30, 7, 100]])
 
 
 def test_a_pixel_is_standardized_over_images():
-    scaled = standardized_per_pixel(TWO)
+    scaled = standardized(TWO, by_channel=False)
     assert scaled.mean.flatten().tolist() == [2, 20, 7, 150]
     assert scaled.deviation.flatten().tolist() == [2, 10, 0, 50]
     expected = [
@@ -59,7 +58,7 @@ def test_a_pixel_is_standardized_over_images():
 
 
 def test_a_channel_is_standardized_over_images_and_pixels():
-    scaled = standardized_per_channel(TWO)
+    scaled = standardized(TWO, by_channel=True)
     # Channel 0 has 0, 10, 4, 30: mean 11, mean square 254, variance 133.
     assert scaled.mean.shape == scaled.deviation.shape == (2, 1, 1)
     assert scaled.mean.flatten().tolist() == [11, 78.5]
@@ -226,9 +225,15 @@ def test_without_a_public_set_an_operator_names_the_statistics(tmp_path):
     torch.testing.assert_close(client.train_images, samples, equal_nan=True)
     again = scaling_from(json.loads(json.dumps(client.scaling.described())))
     torch.testing.assert_close(again(rows), expected, equal_nan=True)
-    file.write_text(json.dumps({"mean": [0], "deviation": [1]}))
-    with pytest.raises(DataError, match="needs the lists mean and deviation, each of 3 numbers"):
-        load_client(plan, 1, path, statistics=str(file))
+    for mean, deviation in (
+        ([0], [1]),
+        ([0, 0, 0], [1]),
+        (0, 1),
+        ([0, 0, 0], [1, 0, 1]),
+    ):
+        file.write_text(json.dumps({"mean": mean, "deviation": deviation}))
+        with pytest.raises(DataError, match="needs the lists mean and deviation, each of 3 num"):
+            load_client(plan, 1, path, statistics=str(file))
 
 
 def cancer():

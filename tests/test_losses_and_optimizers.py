@@ -201,12 +201,13 @@ def test_a_client_keeps_its_previous_model(small, monkeypatch):
 @pytest.mark.parametrize(("rate", "diverges"), [(0.1, False), (1e20, True)])
 def test_a_client_goes_on_from_the_model_before_a_training_that_is_undone(rate, diverges):
     (job,) = jobs_of("mlp", [1e30], rate)
-    before, told = copied_state(job.model), []
+    before, told, loss = copied_state(job.model), [], None
     job.optimizer.state[next(job.model.parameters())]["momentum_buffer"] = torch.ones(1)
-    loss = undone_if_it_diverges(job, TrainJob.run, told.append)
+    with undone_if_it_diverges(job.model, job.optimizers, told.append):
+        loss = job.run()
     after = copied_state(job.model)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items()) is diverges
-    assert (loss == 0.0) is diverges
+    assert (loss is None) is diverges
     assert len(told) == int(diverges)
     assert bool(job.optimizer.state) is not diverges
 
@@ -228,3 +229,11 @@ def test_the_momentum_of_a_training_that_is_undone_is_forgotten():
     part.save_momentum(optimizer, names)
     whole.keep_part("", part)
     assert part.load("optimizer") is whole.load("optimizer") is None
+
+
+def test_numbers_that_a_part_of_a_memory_forgets_are_forgotten():
+    whole = Memory(numbers={"safeguard-best": {"round": 3.0}})
+    part = whole.part("safeguard-")
+    part.forget("best")
+    whole.keep_part("safeguard-", part)
+    assert whole.numbers == {}

@@ -149,7 +149,7 @@ def test_a_shared_file_gives_back_what_was_written(kept, tmp_path):
     kept.note_round(3, {"0": 2.0**48 - 1})
     kept.save("odd", {"half": torch.ones(3, dtype=torch.float16), "empty": torch.zeros(0, 2)})
     folder.write({1: kept, 20: other, 3: learned(5, 2), 4: Memory()}, 3)
-    assert_same(folder.read("1", 3), kept)
+    assert_same(read_memory(folder.file(3), "1"), kept)
     assert_same(MemoryFolder(tmp_path / "20" / "ab12").read(before_round=4), other)
     assert MemoryFolder(tmp_path / "2" / "ab12").read(before_round=4) is None
     assert folder.rounds(folder.newest()) == {"1": 3, "20": 3}
@@ -384,7 +384,7 @@ def test_a_run_continues_from_momenta_by_place(strategy, small, tmp_path):
     model = client_of(settings).model
     folder, group = shared_folder(run), "head-optimizer" if strategy == "fedrep" else "optimizer"
     for client in range(4):
-        memory = folder.read(str(client), 1)
+        memory = read_memory(folder.file(1), str(client))
         momenta = memory.tensors.pop("optimizer")
         stored = [f"model/{name}/momentum_buffer" for name, _ in model.named_parameters()]
         in_order = [momenta[name] for name in stored if name in momenta]
@@ -393,6 +393,6 @@ def test_a_run_continues_from_momenta_by_place(strategy, small, tmp_path):
     folder.file(1).unlink()
     resumed = fedkd_flwr.resume(run.path, num_server_rounds=3)
     assert list(resumed.clients["loss"].dropna()) == list(whole.clients["loss"].dropna())
-    kept = shared_folder(resumed).read("0", 3)
+    kept = read_memory(shared_folder(resumed).file(3), "0")
     assert "head-optimizer" not in kept.tensors
     assert all(name.startswith("model/") for name in kept.tensors["optimizer"])

@@ -247,7 +247,7 @@ def client_genotypes(run: Run) -> list[Genotype]:
         )
     settings = recorded_config(run).run.models.search_space
     # Only the architecture weights are read, so the smallest network suffices.
-    supernet = Supernet(replace(settings, channels=1, cells=3), (1, 8, 8), 2)
+    supernet = Supernet((1, 8, 8), 2, replace(settings, channels=1, cells=3))
     genotypes = []
     for alphas in run.matrices[ALPHAS][-1]:
         fill_from_vectors(supernet, {ALPHAS: alphas})

@@ -264,9 +264,12 @@ class PersonalClient(NumPyClient):
         if isinstance(job, PredictJob):
             return result_of(job)
         job = replace(job, batches=self.session.gradient_steps.counted(job.batches))
-        if self.session.policy.hides_divergence:
-            return undone_if_it_diverges(job, result_of, self.session.local.report_divergence)
-        return result_of(job)
+        if not self.session.policy.hides_divergence:
+            return result_of(job)
+        report = self.session.local.report_divergence
+        with undone_if_it_diverges(job.model, job.optimizers, report):
+            return result_of(job)
+        return 0.0
 
     def predict(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return a model's logits on images, (P, K) float32. The model is in evaluation mode."""

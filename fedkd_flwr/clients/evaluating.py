@@ -11,7 +11,7 @@ from fedkd_flwr.clients.messages import Arrays, TrainReply
 from fedkd_flwr.data.clients import ClientData
 from fedkd_flwr.memory import State as MethodState
 from fedkd_flwr.models.model_pool import Architecture, plain_copy
-from fedkd_flwr.training.jobs import StepCounter, train_unless_it_diverges
+from fedkd_flwr.training.jobs import StepCounter, undone_if_it_diverges
 from fedkd_flwr.training.loop import (
     Loss,
     count_correct,
@@ -109,7 +109,8 @@ class Evaluating:
         if training.fine_tune_early_stopping and len(client.data.validation_labels):
             keep_best_epoch(model, train, epochs, rank)
         elif self._node.policy.hides_divergence:
-            train_unless_it_diverges(model, lambda: train(epochs), self._local.report_divergence)
+            with undone_if_it_diverges(model, [], self._local.report_divergence):
+                train(epochs)
         else:
             train(epochs)
 

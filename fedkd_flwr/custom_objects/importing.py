@@ -84,7 +84,7 @@ def find_custom(name: str) -> Any:
         ) from error
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """Return the class and the text of a user's error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
 
@@ -114,6 +114,6 @@ def name_in_module(thing: Any) -> str | None:
 
 def hold(thing: Any, label: str) -> str:
     """Keep an object in this process, and return its name."""
-    name = f"{OBJECT}:{re.sub(r'[^A-Za-z0-9_]', '', label) or 'unnamed'}"
+    name = f"{OBJECT}:{label}"
     HELD[name] = thing
     return name

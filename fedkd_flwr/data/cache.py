@@ -39,8 +39,10 @@ def cache_folder() -> Path | None:
     return root / "decoded"
 
 
-def read_array(path: Path, name: str) -> Tensor | None:
+def read_array(path: Path | None, name: str) -> Tensor | None:
     """Return an array of a cached file, mapped into memory; None if missing or damaged."""
+    if path is None:
+        return None
     try:
         with safe_open(path, framework="pt") as file:
             array: Tensor = file.get_tensor(name)

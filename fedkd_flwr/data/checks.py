@@ -12,8 +12,10 @@ from fedkd_flwr.data.clients import (
     Parts,
     client_indices,
     client_parts,
+    images_of,
     labels_of,
     load_private,
+    public_images_of,
     public_pool_size,
     public_set,
     scaling_of_plan,
@@ -27,7 +29,6 @@ from fedkd_flwr.data.registry import (
     NO_PUBLIC_SET,
     SYMMETRIC,
     DataError,
-    DataFormat,
     is_function,
 )
 from fedkd_flwr.data.scaling import Symmetric, scaled_as_public, unscaled
@@ -101,11 +102,9 @@ def _lines_about_reading(plan: DataPlan, private: ImageSet) -> Iterator[Line]:
 
 
 def warnings_about_data(settings: DataSettings) -> list[str]:
-    """Return what is suspicious about the private data, one sentence each."""
+    """Return what is suspicious about own private data, one sentence each."""
     name = settings.dataset
-    if name in DATASETS:
-        return []
-    found = load_images(name, settings.data_root, settings.data_format)
+    found = images_of(settings)
     warnings = [found.warning] if found.warning else []
     lowest, highest = int(found.labels.min()), int(found.labels.max())
     empty = int((np.bincount(found.labels) == 0).sum())
@@ -190,10 +189,10 @@ def warnings_about_copies(samples: Tensor, clients: Sequence[Parts], public: Ten
 def _lines_about_public_set(settings: DataSettings) -> Iterator[Line]:
     """Compare the scales of private data and of another data set that is public; say what it is."""
     names = settings.dataset, settings.public_dataset
-    formats = settings.data_format, settings.public_data_format
+    reads = images_of, public_images_of
     ranges = [
-        _float_range(name, settings.data_root, own)
-        for name, own in zip(names, formats, strict=True)
+        None if name in DATASETS else _float_range(read(settings).images)
+        for name, read in zip(names, reads, strict=True)
     ]
     if (ranges[0] is None) != (ranges[1] is None):
         floats, images = names if ranges[0] else names[::-1]
@@ -211,15 +210,12 @@ def _lines_about_public_set(settings: DataSettings) -> Iterator[Line]:
             advice = "scale the former to -1 to 1 if they are images too"
             yield WARNING, f"{kept}, and {scaled}: {advice}"
     if settings.public_dataset not in DATASETS:
-        found = load_images(settings.public_dataset, settings.data_root, formats[1])
+        found = public_images_of(settings)
         if found.said:
             yield INFO, f"Read public {found.said}"
         if found.warning:
             yield WARNING, found.warning
 
 
-def _float_range(name: str, data_root: str, data_format: DataFormat) -> tuple[float, float] | None:
-    if name in DATASETS:
-        return None
-    samples = load_images(name, data_root, data_format).images
+def _float_range(samples: Tensor) -> tuple[float, float] | None:
     return (samples.min().item(), samples.max().item()) if samples.is_floating_point() else None

@@ -18,7 +18,6 @@ from torch import Tensor
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, parts_by_content
 from fedkd_flwr.data.custom_data import call_for_partition, content_digest
-from fedkd_flwr.data.decoding import Levels
 from fedkd_flwr.data.natural_split import (
     names_of_clients,
     owners_of,
@@ -26,7 +25,7 @@ from fedkd_flwr.data.natural_split import (
     test_positions,
 )
 from fedkd_flwr.data.partitioners import partition_indices
-from fedkd_flwr.data.public import number_in_common, public_images, public_subset, split_public
+from fedkd_flwr.data.public import in_private_shape, number_in_common, public_subset, split_public
 from fedkd_flwr.data.registry import (
     BY_COLUMN,
     BY_FILE,
@@ -148,6 +147,11 @@ def images_of(settings: DataSettings) -> ImageSet:
     return load_images(settings.dataset, settings.data_root, settings.data_format)
 
 
+def public_images_of(settings: DataSettings) -> ImageSet:
+    """Return another data set that is public, decoded."""
+    return load_images(settings.public_dataset, settings.data_root, settings.public_data_format)
+
+
 @reads_data(PLANS_KEPT)
 def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     settings = plan.settings
@@ -252,17 +256,7 @@ def public_set(plan: DataPlan) -> Tensor:
         _, public = _split_pool(plan)
         return images_of(settings).images[torch.from_numpy(public)]
     _require_other_dataset(settings)
-    return public_images(
-        settings.public_dataset, shape, settings.data_root, settings.public_data_format
-    )
-
-
-def _levels_of_public_set(settings: DataSettings) -> Levels:
-    """Return what the pixels of the public samples mean."""
-    if settings.public_dataset == HELD_OUT:
-        return images_of(settings).levels
-    public_format = settings.public_data_format
-    return load_images(settings.public_dataset, settings.data_root, public_format).levels
+    return in_private_shape(public_images_of(settings).images, shape, settings.public_dataset)
 
 
 @reads_data(PLANS_KEPT)
@@ -379,7 +373,9 @@ def _build_client(
     compared = own.images
     if own.are_leveled_together and len(public):
         # Decoded with its own levels, a copy would differ from the one in the public set.
-        compared = load_node_data(*place, _levels_of_public_set(settings)).images
+        is_held_out = settings.public_dataset == HELD_OUT
+        pool = images_of(settings) if is_held_out else public_images_of(settings)
+        compared = load_node_data(*place, pool.levels).images
     in_public = number_in_common(public, scaled_as_public(settings, compared, scaling))
     return ClientData(own, positions, scaling, device, public, own.classes, in_public)
 
@@ -411,8 +407,7 @@ def data_digests(plan: DataPlan) -> dict[str, str]:
         private = images_of(settings)
         digests["dataset"] = content_digest(private.images, private.labels)
     if settings.public_dataset not in (*DATASETS, HELD_OUT, NO_PUBLIC_SET):
-        name, data_format = settings.public_dataset, settings.public_data_format
-        public = load_images(name, settings.data_root, data_format)
+        public = public_images_of(settings)
         digests["public-dataset"] = content_digest(public.images, public.labels)
     return digests
 

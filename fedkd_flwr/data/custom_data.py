@@ -68,12 +68,6 @@ def as_data_set(name: str, given: object) -> OwnArrays:
     return OwnArrays(samples, labels, *(_checked_clients(name, c, labels) for c in given[2:]))
 
 
-def joined_data_set(name: str, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> OwnArrays:
-    """Return the samples and labels of several files as one data set, after checking them."""
-    samples, labels = zip(*pairs, strict=True)
-    return as_data_set(name, (joined_samples(name, samples), np.concatenate(labels)))
-
-
 def joined_samples(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return samples of several files as one array; refuse those of several shapes."""
     shapes = sorted({samples.shape[1:] for samples in parts})

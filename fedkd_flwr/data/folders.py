@@ -254,8 +254,8 @@ def _is_hidden(file: Path) -> bool:
     return name.startswith(".") or any(map(is_tools, folders))
 
 
-TABLES, ARRAYS = (".parquet", ".csv"), (".npz",)
-"""Suffixes of files that a client can have besides images."""
+ARRAYS = ".npz"  # suffix of files of NumPy
+OF_CLIENTS = (".parquet", ".csv", ARRAYS)  # suffixes of what a client can have besides images
 
 MOST_NAMED = 10  # most classes or clients that are counted one by one in the line on what was read
 
@@ -313,11 +313,11 @@ def places_of_clients(path: Path) -> list[Path]:
             f"are parts of a data set: it needs a folder for each client, such as north/train; or "
             f"set dataset to {FOLDER}{path}"
         )
-    places = folders or _files_of(path, (*TABLES, *ARRAYS))
+    places = folders or _files_of(path)
     if not places:
         raise DataError(
             f"{CLIENTS}{path} needs a folder for each client, or a file "
-            f"({', '.join((*TABLES, *ARRAYS))}) for each"
+            f"({', '.join(OF_CLIENTS)}) for each"
         )
     return sorted(places, key=by_number)
 
@@ -325,8 +325,7 @@ def places_of_clients(path: Path) -> list[Path]:
 def files_of_clients(places: Sequence[Path]) -> list[list[Path]]:
     """Return the tables or NumPy files of each client; nothing where they have images."""
     found = [
-        [place] if place.is_file() else tables_at(place) or _files_of(place, (*TABLES, *ARRAYS))
-        for place in places
+        [place] if place.is_file() else tables_at(place) or _files_of(place) for place in places
     ]
     kinds = {
         place.name: {file.suffix.lower() if file.is_file() else "Arrow folders" for file in files}
@@ -353,8 +352,8 @@ def owners_of_files(
     return Owners(clients, is_test, tuple(place.name for place in places))
 
 
-def _files_of(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    files = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in suffixes)
+def _files_of(folder: Path) -> list[Path]:
+    files = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in OF_CLIENTS)
     return [file for file in files if file.is_file() and not file.name.startswith(".")]
 
 

@@ -64,12 +64,13 @@ def by_class_counts(counts: Counts) -> Split:
     return split
 
 
-def too_few(samples: int, num_clients: int, minimum: int) -> str:
-    """Return the sentence about a minimum that the data cannot meet."""
-    return (
-        f"{samples} samples are too few for {num_clients} clients with at least {minimum} each; "
-        f"set minimum-size to at most {samples // num_clients}, or fewer num-clients"
-    )
+def require_minimum(samples: int, num_clients: int, minimum: int) -> None:
+    """Refuse a minimum that the data cannot meet."""
+    if samples < num_clients * minimum:
+        raise DataError(
+            f"{samples} samples are too few for {num_clients} clients with at least {minimum} "
+            f"each; set minimum-size to at most {samples // num_clients}, or fewer num-clients"
+        )
 
 
 def runs_out(supply: Supply, needed: Indices) -> str:
@@ -147,8 +148,7 @@ def dirichlet(
     minimum are filled up from all classes alike. Every sample has an owner.
     """
     available, minimum = supply.available, settings.minimum_size
-    if available.sum() < num_clients * minimum:
-        raise DataError(too_few(available.sum(), num_clients, minimum))
+    require_minimum(available.sum(), num_clients, minimum)
     concentrations = np.full(num_clients, settings.alpha)
     fractions = generator.dirichlet(concentrations, size=len(available))
     ends = np.round(fractions.cumsum(axis=1) * available[:, None]).astype(np.int64)
@@ -170,8 +170,7 @@ def dirichlet_clients(
     are left, in the client's proportions.
     """
     total, minimum = int(supply.available.sum()), settings.minimum_size
-    if total < num_clients * minimum:
-        raise DataError(too_few(total, num_clients, minimum))
+    require_minimum(total, num_clients, minimum)
     proportions = generator.dirichlet(settings.alpha * supply.available / total, size=num_clients)
     shares = generator.lognormal(0.0, settings.size_sigma, size=num_clients)
     above = (total - num_clients * minimum) * shares / shares.sum()

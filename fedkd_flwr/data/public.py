@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkd_flwr.data.decoding import convert_images
-from fedkd_flwr.data.registry import DataError, DataFormat, Shape
-from fedkd_flwr.data.sources import ANY, load_images
+from fedkd_flwr.data.registry import DataError, Shape
 from strategies.core.randomness import random_generator
 
 
@@ -31,11 +30,8 @@ def split_public(
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def public_images(
-    name: str, shape: Shape, data_root: str = "", data_format: DataFormat = ANY
-) -> Tensor:
+def in_private_shape(images: Tensor, shape: Shape, name: str) -> Tensor:
     """Return the images of another data set in the private shape, (n, ...) uint8."""
-    images = load_images(name, data_root, data_format).images
     if images.shape[1:] == shape:
         return images
     if images.is_floating_point() or len(shape) != 3:

@@ -102,6 +102,11 @@ def dataset_name(name: str) -> str:
     raise NoneOfTheAllowedError([*DATASETS, own], name)
 
 
+def public_name(name: str) -> str:
+    """Return a public data set's name, `HELD_OUT` or `NO_PUBLIC_SET`."""
+    return name if name in (HELD_OUT, NO_PUBLIC_SET) else dataset_name(name)
+
+
 def partition_name(name: str) -> str:
     """Return a split's name: of `PARTITIONS`, `BY_COLUMN`, `BY_FILE` or ``module:object``."""
     if name in (*PARTITIONS, BY_COLUMN, BY_FILE) or is_custom(name):
@@ -129,13 +134,6 @@ def hub_id_of(name: str) -> str:
     if name in DATASETS:
         return DATASETS[name].hub_id
     return name.removeprefix(HUB) if name.startswith(HUB) else ""
-
-
-def find_source(name: str) -> Source:
-    """Return the data set of a name."""
-    if name not in DATASETS:
-        raise DataError(f"unknown data set {name!r}; allowed are {', '.join(DATASETS)}")
-    return DATASETS[name]
 
 
 Signature = list[tuple[str, int, int]]

@@ -70,14 +70,18 @@ Scaling = Symmetric | Standardized
 """From samples as they are decoded to the float32 numbers that a model sees."""
 
 
-def standardized_per_pixel(samples: Tensor) -> Standardized:
-    """Take mean and deviation of each position of a sample, over all samples."""
-    return _standardized(samples, axes=())
-
-
-def standardized_per_channel(samples: Tensor) -> Standardized:
-    """Take mean and deviation of each channel, over all samples and positions."""
-    return _standardized(samples, axes=tuple(range(1, samples.dim() - 1)))
+def standardized(samples: Tensor, by_channel: bool) -> Standardized:
+    """Take mean and deviation of each channel, or else of each position of a sample."""
+    axes = tuple(range(1, samples.dim() - 1)) if by_channel else ()
+    values = samples.numpy()
+    total = values.sum(axis=0, dtype=np.float64)
+    squares = np.einsum("n...,n...->...", values, values, dtype=np.float64)
+    summed = total.sum(axis=axes, keepdims=True)
+    number = len(values) * total.size / summed.size
+    mean = summed / number
+    variance = squares.sum(axis=axes, keepdims=True) / number - mean**2
+    deviation = np.sqrt(np.maximum(variance, 0.0))
+    return Standardized(torch.from_numpy(mean).float(), torch.from_numpy(deviation).float())
 
 
 def standardized_by_column(samples: Tensor) -> Standardized:
@@ -107,30 +111,13 @@ def unscaled(samples: Tensor) -> str:
     )
 
 
-def _standardized(samples: Tensor, axes: tuple[int, ...]) -> Standardized:
-    """Take the statistics over all samples and some axes of a sample."""
-    values = samples.numpy()
-    total = values.sum(axis=0, dtype=np.float64)
-    squares = np.einsum("n...,n...->...", values, values, dtype=np.float64)
-    summed = total.sum(axis=axes, keepdims=True)
-    number = len(values) * total.size / summed.size
-    mean = summed / number
-    variance = squares.sum(axis=axes, keepdims=True) / number - mean**2
-    deviation = np.sqrt(np.maximum(variance, 0.0))
-    return Standardized(torch.from_numpy(mean).float(), torch.from_numpy(deviation).float())
-
-
-STANDARDIZED = {"per-pixel": standardized_per_pixel, "per-channel": standardized_per_channel}
-"""What takes the statistics, by the value of ``input-scaling``."""
-
-
 @reads_data(2)
 def scaling_of(settings: DataSettings) -> Scaling:
     """Return how the samples of a run are scaled, private and public ones; not by ``auto``."""
     if settings.input_scaling in (SYMMETRIC, AUTO):
         return Symmetric()
     found = load_images(settings.dataset, settings.data_root, settings.data_format)
-    return STANDARDIZED[settings.input_scaling](found.images)
+    return standardized(found.images, settings.input_scaling == "per-channel")
 
 
 def scaled_as_public(settings: DataSettings, samples: Tensor, scaling: Scaling) -> Tensor:
@@ -156,11 +143,16 @@ def statistics_in(path: str, columns: int) -> Standardized:
         found = scaling_from(described)
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise DataError(f"input-statistics cannot be read: {error}") from error
-    if not isinstance(found, Standardized) or len(found.mean) != columns:
-        raise DataError(
-            f"input-statistics needs the lists mean and deviation, each of {columns} numbers"
-        )
-    return found
+    if (
+        isinstance(found, Standardized)
+        and found.mean.shape[:1] == found.deviation.shape[:1] == (columns,)
+        and (found.deviation + found.added > 0).all()
+    ):
+        return found
+    raise DataError(
+        f"input-statistics needs the lists mean and deviation, each of {columns} numbers, and "
+        "deviations above 0"
+    )
 
 
 def scaling_from(description: Mapping[str, Any]) -> Scaling:

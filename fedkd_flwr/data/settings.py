@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, is_of_this_process
 from fedkd_flwr.data.registry import (
@@ -14,7 +14,6 @@ from fedkd_flwr.data.registry import (
     DATASETS,
     HELD_OUT,
     MOST_CLASSES,
-    NO_PUBLIC_SET,
     SYMMETRIC,
     DataError,
     DataFormat,
@@ -22,6 +21,7 @@ from fedkd_flwr.data.registry import (
     dataset_name,
     hub_id_of,
     partition_name,
+    public_name,
 )
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
@@ -44,7 +44,7 @@ BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
 class DataSettings(SettingsGroup):
     """Which samples there are, who gets which, and what is public."""
 
-    dataset: Annotated[str, ANY_ON_NODES] = "digits"
+    dataset: Annotated[str, AfterValidator(dataset_name), ANY_ON_NODES] = "digits"
     """The private data set: a built-in name, or custom data as ``hf:ORG/NAME``, ``folder:PATH``,
     ``clients:PATH`` with a folder or file of each client, or ``module:object``."""
     image_column: Annotated[str, DEFAULT_ON_NODES] = ""
@@ -75,7 +75,7 @@ class DataSettings(SettingsGroup):
     Nodes with their own tables take the public set instead, or their ``input-statistics``."""
     max_samples: Annotated[int, ANY_ON_NODES] = Field(default=0, ge=0)
     """Maximum number of samples of the data set, drawn from all classes alike; 0 for all."""
-    partition: Annotated[str, ANY_ON_NODES] = "k-classes-grouped"
+    partition: Annotated[str, AfterValidator(partition_name), ANY_ON_NODES] = "k-classes-grouped"
     """How samples are split over clients: a built-in split, ``by-column``, ``by-file`` (with
     ``clients:PATH``), or a custom function as ``module:object``."""
     client_column: Annotated[str, DEFAULT_ON_NODES] = ""
@@ -108,7 +108,7 @@ class DataSettings(SettingsGroup):
     evaluated_split: Annotated[Literal["test", "validation"], ANY_ON_NODES] = "test"
     """The split that results are measured on: ``test``, or ``validation`` where a run must not read
     test data, as in a search for settings."""
-    public_dataset: Annotated[str, ANY_ON_NODES] = HELD_OUT
+    public_dataset: Annotated[str, AfterValidator(public_name), ANY_ON_NODES] = HELD_OUT
     """``held-out`` (an unlabeled part of the data set), ``none``, or another data set."""
     held_out_size: Annotated[int, ANY_ON_NODES] = Field(default=200, ge=0)
     """Samples held out for the public set."""
@@ -132,16 +132,6 @@ class DataSettings(SettingsGroup):
             return self.client_split
         return BENCHMARK_SPLIT if self.dataset in DATASETS else OWN_SPLIT
 
-    @field_validator("dataset")
-    @classmethod
-    def _known_dataset(cls, value: str) -> str:
-        return dataset_name(value)
-
-    @field_validator("partition")
-    @classmethod
-    def _known_partition(cls, value: str) -> str:
-        return partition_name(value)
-
     @model_validator(mode="before")
     @classmethod
     def _natural_partition(cls, values: Any) -> Any:
@@ -153,11 +143,6 @@ class DataSettings(SettingsGroup):
         if isinstance(values, dict) and str(values.get("dataset", "")).startswith(CLIENTS):
             return {**values, "partition": BY_FILE}
         return values
-
-    @field_validator("public_dataset")
-    @classmethod
-    def _known_public_dataset(cls, value: str) -> str:
-        return value if value in (HELD_OUT, NO_PUBLIC_SET) else dataset_name(value)
 
     @classmethod
     def key_of(cls, name: str) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedkd_flwr.custom_objects.importing import is_custom
 from fedkd_flwr.data.cache import cache_folder, keep_arrays, read_array
 from fedkd_flwr.data.content_split import UNGROUPED, Grouping, content_keys, groups_of_files
-from fedkd_flwr.data.custom_data import OwnArrays, call_for_data, joined_data_set
+from fedkd_flwr.data.custom_data import OwnArrays, as_data_set, call_for_data, joined_samples
 from fedkd_flwr.data.decoding import DecodedImages, Levels, convert_images, decode_images
 from fedkd_flwr.data.folders import (
     ARRAYS,
@@ -34,6 +34,7 @@ from fedkd_flwr.data.folders import (
 )
 from fedkd_flwr.data.registry import (
     CLIENTS,
+    DATASETS,
     FOLDER,
     HUB,
     MOST_CLASSES,
@@ -42,7 +43,6 @@ from fedkd_flwr.data.registry import (
     DataFormat,
     Shape,
     Source,
-    find_source,
     is_function,
     reads_data,
 )
@@ -111,7 +111,7 @@ def _load_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[
 def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
     """Return where a data set lies: as the registry says, or as its own columns tell."""
     if not name.startswith(HUB):
-        return find_source(name)
+        return DATASETS[name]
     from fedkd_flwr.data.tables import find_label, image_column, schema_of
 
     hub_id = name.removeprefix(HUB)
@@ -124,7 +124,7 @@ def _source(name: str, data_root: str, data_format: DataFormat) -> Source:
 
 def _read_labels(name: str, data_root: str, data_format: DataFormat) -> NDArray[np.int64]:
     path = _path_in_cache(name, data_root, data_format)
-    kept = None if path is None else read_array(path, "labels")
+    kept = read_array(path, "labels")
     if kept is not None:
         return kept.numpy()
     # Deferred: digits need no Arrow, nor does what was decoded before.
@@ -173,7 +173,7 @@ def _load_folder(path: Path, data_format: DataFormat) -> ImageSet:
 def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
     places = places_of_clients(path)
     files = files_of_clients(places)
-    if files and files[0][0].suffix.lower() in ARRAYS:
+    if files and files[0][0].suffix.lower() == ARRAYS:
         return _load_arrays(path, places, files)
     if table := _read_numbers([file for own in files for file in own], path, data_format):
         read = _of_numbers(table, data_format, repr(str(path)))
@@ -188,8 +188,9 @@ def _load_clients(path: Path, data_format: DataFormat) -> ImageSet:
 
 def _load_arrays(path: Path, places: list[Path], files: list[list[Path]]) -> ImageSet:
     pairs = [read_arrays(file) for own in files for file in own]
-    joined = joined_data_set(repr(str(path)), pairs)
-    owners = owners_of_files(places, files, [len(labels) for _, labels in pairs])
+    (samples, labels), name = zip(*pairs, strict=True), repr(str(path))
+    joined = as_data_set(name, (joined_samples(name, samples), np.concatenate(labels)))
+    owners = owners_of_files(places, files, [*map(len, labels)])
     found = _of_arrays(joined, owners)
     shape = tuple(found.images.shape[1:])
     said = f"{path}: {len(found.labels)} samples {shape} of {found.classes} classes"
@@ -236,12 +237,9 @@ def _load_files(
     """Decode the images of a folder or a table; what is decoded is kept for other processes."""
     _require_classes(files.labels, data_format.classes, repr(str(path)))
     labels = torch.from_numpy(files.labels)
-    # The digest takes time, and is needed only if the cache is on.
     shape, encoded = data_format.shape, files.encoded
-    follows_from = (
-        (digest_of(encoded), shape, *([levels] if levels else [])) if cache_folder() else ()
-    )
-    kept_at = _named_by_content(path.name, follows_from)
+    given = [levels] if levels else []
+    kept_at = _place_in_cache(path.name, lambda: (digest_of(encoded), shape, *given))
     decoded = _decoded(kept_at, labels, lambda: decode_images(encoded, shape, files.names, levels))
     classes = data_format.classes or int(labels.max()) + 1
     return _as_said(str(path), decoded, labels, classes, files)
@@ -288,8 +286,7 @@ def _decoded(
     path: Path | None, labels: Tensor, decode: Callable[[], DecodedImages]
 ) -> DecodedImages:
     """Return the images kept in a file of the cache; those to be decoded are kept, with labels."""
-    kept = None if path is None else read_array(path, "images")
-    reading = None if path is None or kept is None else read_array(path, "reading")
+    kept, reading = (read_array(path, name) for name in ("images", "reading"))
     if kept is not None and reading is not None:
         return DecodedImages.kept(kept, reading)
     found = decode()
@@ -300,20 +297,21 @@ def _decoded(
 
 @reads_data()
 def _path_in_cache(name: str, data_root: str, data_format: DataFormat) -> Path | None:
-    if cache_folder() is None:
-        return None
-    source = _source(name, data_root, data_format)
-    return _named_by_content(name, (fingerprint(source.hub_id, data_root), source))
+    def follows_from() -> tuple[object, ...]:
+        source = _source(name, data_root, data_format)
+        return fingerprint(source.hub_id, data_root), source
+
+    return _place_in_cache(name, follows_from)
 
 
-def _named_by_content(name: str, follows_from: tuple[object, ...]) -> Path | None:
-    """Return a file of the cache, named by all that its content follows from."""
+def _place_in_cache(name: str, follows_from: Callable[[], tuple[object, ...]]) -> Path | None:
+    """Return a file of the cache, named by all that its content follows from; None if it is off."""
     folder = cache_folder()
     if folder is None:
         return None
     # Pillow decodes the images, and PyTorch resizes them.
     decoder = (version("pillow"), torch.__version__, DECODING)
-    digest = hashlib.sha256(repr((*follows_from, decoder)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((*follows_from(), decoder)).encode()).hexdigest()
     return folder / f"{plain_name(name)}-{digest[:32]}.safetensors"
 
 

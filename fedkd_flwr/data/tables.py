@@ -434,14 +434,8 @@ def _schema_of_all(tables: Sequence[pa.Table]) -> pa.Schema:
 
 def _joined(tables: Sequence[pa.Table], field: "pa.Field[Any]") -> Column:
     """Return a column of some tables as one."""
-    return pa.chunked_array(
-        [
-            chunk
-            for table in tables
-            for chunk in table.column(field.name).cast(field.type, safe=False).chunks
-        ],
-        field.type,
-    )
+    parts = [table.column(field.name).cast(field.type, safe=False) for table in tables]
+    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], field.type)
 
 
 def _columns_of_numbers(

@@ -4,7 +4,6 @@ import difflib
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tomli_w
-
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
 from fedkd_flwr.config.toml_files import load_toml
-from fedkd_flwr.engines.superlink import APP_FOLDER, flwr_run_command, quiet_environment
+from fedkd_flwr.engines.superlink import (
+    APP_FOLDER,
+    BOX,
+    flwr,
+    flwr_run_command,
+    quiet_environment,
+)
 from strategies.core.flower import get_flwr_home
 from strategies.core.printable_text import without_colors
 
@@ -31,9 +34,6 @@ FINISHED = "Finished. Run directory: "
 
 STARTED, LOG_BEGINS = r"started run (\d+)", "Starting logstream"
 """How Flower names a new run, and what it says before the lines of a run."""
-
-BOX = "│┃╭╮╰╯─━"
-"""What Flower draws around an error."""
 
 ATTEMPTS, SECONDS_BETWEEN = 6, 5.0
 """How often a SuperLink is asked that does not answer."""
@@ -86,10 +86,7 @@ def run_deployment(
     require_importable(configuration, "a deployment has")
     named, log = [superlink] if superlink else [], RunLog(on_line)
     with tempfile.TemporaryDirectory(prefix="fedkd-") as folder:
-        preset = Path(folder) / "run.toml"
-        preset.write_text(tomli_w.dumps(configuration.for_flower()))
-        command = flwr_run_command(Path(folder))
-        status = log.follow([*command, *named, "--stream", "--run-config", str(preset)])
+        status = log.follow(flwr_run_command(Path(folder), configuration, *named))
     if status and not log.run_id and not log.reason:
         raise RuntimeError(f"flwr run failed; last output line: {log.last}")
     while log.run_id and not log.is_over and is_going_on(log.run_id, named):
@@ -106,20 +103,8 @@ def run_deployment(
 class RunLog:
     """The log of a run, which Flower shows from its beginning each time that it is asked for.
 
-    Attributes
-    ----------
-    on_line : callable
-        Gets each line once.
-    run_id : str
-        Flower's number of the run; empty before it is known.
-    reason : str
-        Why the ServerApp stopped the run, if it says so.
-    last : str
-        The last line with words.
-    finished : bool
-        Whether the run has finished.
-    shown : list of str
-        Lines of the run itself so far.
+    `on_line` gets each line once. `reason` is why the ServerApp stopped the run, if it says so,
+    `last` the last line with words. `shown` are the lines of the run itself so far.
     """
 
     on_line: Callable[[str], None]
@@ -156,19 +141,13 @@ class RunLog:
         return process.returncode
 
     def _read(self, line: str) -> None:
-        # Flower draws a box around an error.
-        self.last = line.strip(f"{BOX} \n") or self.last
+        self.last = line.strip(f"{BOX}\n") or self.last
         self.on_line(line.rstrip())
         if started := re.search(STARTED, line):
             self.run_id = started[1]
         if STOPPED in line:
             self.reason = line.partition(STOPPED)[2].strip()
         self.finished |= FINISHED in line
-
-
-def flwr(*arguments: str) -> list[str]:
-    """Return a command of Flower."""
-    return [str(Path(sys.executable).parent / "flwr"), *arguments]
 
 
 def is_going_on(run_id: str, superlink: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ one point: a run also takes a ``partition-id`` or ``keep-runs`` that is written 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,10 +72,10 @@ def check_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) ->
         findings.append(_found("public set", lambda: _check_public_set(client)))
     if all(finding.ok for finding in findings):
         findings.append(_found("model", lambda: _check_model(client)))
-    forgets = "none: the node forgets its model when it restarts"
-    findings.append(_found("state-dir", lambda: _folder("state-dir", client, forgets)))
+    node, forgets = client.session.node, "none: the node forgets its model when it restarts"
+    findings.append(_found("state-dir", lambda: _folder("state-dir", node.state_folder, forgets)))
     stays = "none: the personalized model is not exported"
-    findings.append(_found("models-dir", lambda: _folder("models-dir", client, stays)))
+    findings.append(_found("models-dir", lambda: _folder("models-dir", node.models_folder, stays)))
     return findings
 
 
@@ -218,12 +219,7 @@ def _tried(client: PersonalClient) -> str:
     return f"{num_parameters(model):,} numbers; the first batch has loss {loss:.3f}"
 
 
-def _folder(name: str, client: PersonalClient, nowhere: str) -> str:
-    folder = (
-        client.session.node.state_folder
-        if name == "state-dir"
-        else client.session.node.models_folder
-    )
+def _folder(name: str, folder: Path | None, nowhere: str) -> str:
     if folder is None:
         return nowhere
     require_writable(folder, name)

@@ -20,7 +20,7 @@ from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.clients.tracebacks import Tracebacks, stop_at_own_code
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.grids import MessageGrid
-from fedkd_flwr.memory import InProcessContext, Memory, memories_in
+from fedkd_flwr.memory import InProcessContext, Memory
 from fedkd_flwr.models import model_pool
 from fedkd_flwr.models.features import own_widths
 from fedkd_flwr.runs import Run
@@ -73,22 +73,17 @@ class InProcessGrid(MessageGrid):
         self._run = flower.Run.create_empty(1)
         # Flower's Message reads its sender from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        # Node ids are arbitrary. They differ from partition-ids so that mix-ups are visible.
-        nodes: dict[int, UserConfig] = {
-            1000 + n: {
-                **TRUSTED_NODE,
-                "partition-id": n,
-                "num-partitions": num_clients,
-                **(node_configs or {}).get(n, {}),
-            }
-            for n in range(num_clients)
-        }
-        self._contexts = {
-            node_id: InProcessContext(run_config, node_id, node)
-            if isinstance(run_config, Configuration)
-            else Context(1, node_id, node, RecordDict(), run_config)
-            for node_id, node in nodes.items()
-        }
+        self._contexts: dict[int, Context] = {}
+        for n in range(num_clients):
+            # Node ids are arbitrary. They differ from partition-ids so that mix-ups are visible.
+            node_id = 1000 + n
+            node: UserConfig = {**TRUSTED_NODE, "partition-id": n, "num-partitions": num_clients}
+            node |= (node_configs or {}).get(n, {})
+            self._contexts[node_id] = (
+                InProcessContext(run_config, node_id, node)
+                if isinstance(run_config, Configuration)
+                else Context(1, node_id, node, RecordDict(), run_config)
+            )
         self._message_ids = itertools.count(1)
         self._replies: dict[str, Message] = {}
         self._tracebacks = Tracebacks()
@@ -109,7 +104,8 @@ class InProcessGrid(MessageGrid):
 
     def memories(self) -> dict[int, Memory]:
         """Return the memories of clients whose contexts hold them, by partition-id."""
-        return memories_in(self.contexts)
+        kept = self.contexts.items()
+        return {n: context.memory for n, context in kept if isinstance(context, InProcessContext)}
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of all clients."""
@@ -218,9 +214,7 @@ _ONE_RUN = threading.RLock()
 
 
 def run_in_process(
-    configuration: Configuration,
-    observer: Observer | None = None,
-    resources: Mapping[str, Any] | None = None,
+    configuration: Configuration, observer: Observer, resources: Mapping[str, Any] | None
 ) -> Run:
     """Run a method with all clients in this process."""
     check_in_process(configuration, resources)
@@ -233,7 +227,7 @@ def run_in_process(
         observer=observer,
         on_client_error=configuration.run.on_client_error,
     )
-    with _ONE_RUN, _log_for(observer or Observer()):
+    with _ONE_RUN, _log_for(observer):
         threads = torch.get_num_threads()
         try:
             return serve(grid, configuration, observer)

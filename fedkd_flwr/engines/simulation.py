@@ -6,22 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.engines.superlink import APP_FOLDER, flwr_run_command, superlink
+from fedkd_flwr.engines.superlink import APP_FOLDER, BOX, flwr_run_command, superlink
 from fedkd_flwr.runs import Run, load_run, names_of_code
 from fedkd_flwr.runs.continuing import checkpoint_to_continue_from
 from strategies.core.printable_text import without_colors
 from strategies.core.rounds import Observer, RoundRecord
 
-BOX = " │╭─╮╰╯"  # characters of the box that Flower draws around an error message
-
 
 def run_simulation(
-    configuration: Configuration,
-    observer: Observer | None = None,
-    resources: Mapping[str, Any] | None = None,
+    configuration: Configuration, observer: Observer, resources: Mapping[str, Any] | None
 ) -> Run:
     """Run a method with ``flwr run`` under Ray, on a SuperLink started for this run."""
     check_simulation(configuration)
@@ -36,20 +30,16 @@ def run_simulation(
         **(resources or {}),
     }
     with tempfile.TemporaryDirectory(prefix="fedkd-") as folder, superlink(Path(folder)) as env:
-        preset = Path(folder) / "run.toml"
-        preset.write_text(tomli_w.dumps(configuration.for_flower()))
-        command = [*flwr_run_command(Path(folder)), "--stream", "--run-config", str(preset)]
-        command += ["--federation-config"]
-        command += [" ".join(f"{name}={value}" for name, value in federation.items())]
-        reason = _follow(command, env, directory, observer or Observer(), completed)
+        pairs = " ".join(f"{name}={value}" for name, value in federation.items())
+        command = flwr_run_command(Path(folder), configuration)
+        command = [*command, "--federation-config", pairs]
+        reason = _follow(command, env, directory, observer, completed)
     if not summary.exists() or _state_of(summary) == old_summary:
         raise RuntimeError(f"The simulation did not finish; last output line: {reason}")
     return load_run(directory, names_of_code(configuration.flat()))
 
 
-def check_simulation(
-    configuration: Configuration, resources: Mapping[str, Any] | None = None
-) -> None:
+def check_simulation(configuration: Configuration, resources: object = None) -> None:
     """Refuse what this engine cannot run; see `run_simulation`."""
     if not (APP_FOLDER / "pyproject.toml").exists():
         raise ConfigError(

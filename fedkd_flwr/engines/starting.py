@@ -316,7 +316,7 @@ def _absolute(folder: str) -> str:
     return str(absolute(folder)) if folder else ""
 
 
-Engine = Callable[[Configuration, Observer | None, Mapping[str, Any] | None], Run]
+Engine = Callable[[Configuration, Observer, Mapping[str, Any] | None], Run]
 """Runs a method as its config says, with Flower's federation config, and returns the run."""
 
 ENGINES: dict[str, Engine] = {"in-process": run_in_process, "simulation": run_simulation}

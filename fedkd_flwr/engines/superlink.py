@@ -13,10 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
+import tomli_w
 
+from fedkd_flwr.config import Configuration
 from strategies.core import flower
 from strategies.core.flower import LOCAL_SUPERLINK_HTTP_API_PORT
 
+BOX = " │┃╭╮╰╯─━"  # characters of the box that Flower draws around an error message
 START_SECONDS = 60.0  # how long a SuperLink may take to start
 
 
@@ -100,9 +103,17 @@ def copy_app(folder: Path) -> Path:
     return folder
 
 
-def flwr_run_command(folder: Path) -> list[str]:
-    """Return the command ``flwr run APP``, with a copy of the app in a temporary folder."""
-    return [str(Path(sys.executable).parent / "flwr"), "run", str(copy_app(folder / "app"))]
+def flwr(*arguments: str) -> list[str]:
+    """Return a command of Flower."""
+    return [str(Path(sys.executable).parent / "flwr"), *arguments]
+
+
+def flwr_run_command(folder: Path, configuration: Configuration, *superlink: str) -> list[str]:
+    """Return the command that starts a run; app and run config are put in a temporary folder."""
+    preset = folder / "run.toml"
+    preset.write_text(tomli_w.dumps(configuration.for_flower()))
+    app = str(copy_app(folder / "app"))
+    return flwr("run", app, *superlink, "--stream", "--run-config", str(preset))
 
 
 def _files_below(root: Path) -> Iterator[Path]:

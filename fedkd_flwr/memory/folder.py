@@ -72,7 +72,7 @@ def arrays_of_memory(memory: Memory) -> dict[str, NDArray[Any]]:
 
 def read_memory(file: Path, client: str = "") -> Memory:
     """Read the memory of a file with one client, or that of one client of a file with many."""
-    numbers, prefix = metadata_of(file)["numbers"], f"{client}/" if client else ""
+    numbers, prefix = numbers_in(file, client), f"{client}/" if client else ""
     groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
     with safe_open(file, framework="pt") as stored:
         for name in stored.keys():  # noqa: SIM118 - it is no mapping
@@ -80,7 +80,13 @@ def read_memory(file: Path, client: str = "") -> Memory:
                 group, _, own = name.removeprefix(prefix).partition("/")
                 # A copy, since the tensor would keep the whole file in memory.
                 groups[group][own] = stored.get_tensor(name).clone()
-    return Memory(groups, numbers[client] if client else numbers)
+    return Memory(groups, numbers)
+
+
+def numbers_in(file: Path, client: str = "") -> dict[str, dict[str, float]]:
+    """Return the numbers of a memory in a file, as `read_memory` does."""
+    numbers = metadata_of(file)["numbers"]
+    return numbers[client] if client else numbers
 
 
 def require_readable(file: Path) -> None:
@@ -157,16 +163,6 @@ class SharedFolder(RoundFiles):
     def round_of_client(self, client: str, before_round: float) -> int:
         """Return the round of a client's newest memory from before a round; 0 for none."""
         return self.rounds(self.newest(before_round)).get(client, 0)
-
-    def numbers(self, client: str, server_round: int) -> dict[str, dict[str, float]]:
-        """Return the numbers of a client's memory of a round."""
-        numbers: dict[str, dict[str, dict[str, float]]]
-        numbers = metadata_of(self.file(server_round))["numbers"]
-        return numbers[client]
-
-    def read(self, client: str, server_round: int) -> Memory:
-        """Return a client's memory of a round."""
-        return read_memory(self.file(server_round), client)
 
     def require_readable(self, before_round: float) -> None:
         """Check that the newest memory of every client from before a round can be read."""
@@ -270,37 +266,32 @@ class MemoryFolder(RoundFiles):
 
         Raises `ForgottenRunError` if it was removed for later runs, or `DamagedMemoryError`.
         """
-        own, shared = self._newest(before_round)
-        if shared:
-            return self._together.read(self._client, shared)
-        return read_memory(own) if own else None
+        place = self._newest(before_round)
+        return read_memory(*place) if place else None
 
     def numbers(self) -> dict[str, dict[str, float]]:
         """Return the numbers of the newest memory; empty if there is none."""
-        own, shared = self._newest(math.inf)
-        if shared:
-            return self._together.numbers(self._client, shared)
-        return metadata_of(own)["numbers"] if own else {}
+        place = self._newest(math.inf)
+        return numbers_in(*place) if place else {}
 
     def require_readable(self, before_round: float) -> None:
         """Check that the newest memory from before a round can be read."""
         if file := self.newest(before_round):
             require_readable(file)
 
-    def _newest(self, before_round: float) -> tuple[Path | None, int]:
-        """Return the newest memory from before a round: its own file, or the round of a shared one.
-
-        Of one round, two engines may have written both; then more starts of the run decide.
-        """
-        own, shared = self.newest(before_round), self._together
+    def _newest(self, before_round: float) -> tuple[Path, str] | None:
+        """Return the newest memory from before a round: a file, and the client in a shared one."""
+        file, shared = self.newest(before_round), self._together
+        own = (file, "") if file else None
         known = shared.round_of_client(self._client, before_round)
-        if not known:
-            return own, 0
-        if own is None or known != round_of(own):
-            return (own, 0) if own and round_of(own) > known else (None, known)
-        of_own = Memory(numbers=metadata_of(own)["numbers"])
-        of_shared = Memory(numbers=shared.numbers(self._client, known))
-        return (own, 0) if of_own.start > of_shared.start else (None, known)
+        if not known or (file and round_of(file) > known):
+            return own
+        together = shared.file(known), self._client
+        if own is None or round_of(own[0]) < known:
+            return together
+        # Two engines have written the same round: more starts of the run decide.
+        of_own, of_shared = (Memory(numbers=numbers_in(*place)) for place in (own, together))
+        return own if of_own.start > of_shared.start else together
 
     def newest(self, before_round: float = math.inf) -> Path | None:
         """Return the client's own file with the newest memory from before a round."""

@@ -103,7 +103,7 @@ class Memory:
             if name in part.numbers:
                 self.numbers[prefix + name] = part.numbers[name]
             if name not in part.tensors and name not in part.numbers:
-                self.tensors.pop(prefix + name, None)
+                self.forget(prefix + name)
             self.changed.add(prefix + name)
 
     # ---- Tensors and numbers -------------------------------------------------------------
@@ -226,12 +226,6 @@ class InProcessContext(Context):
     def keep(self, memory: Memory) -> None:
         """Keep a memory for the next message."""
         self.memory = memory
-
-
-def memories_in(contexts: Mapping[int, Context]) -> dict[int, Memory]:
-    """Return the memories of the contexts that hold one."""
-    kept = contexts.items()
-    return {n: context.memory for n, context in kept if isinstance(context, InProcessContext)}
 
 
 class ContextOfNode:

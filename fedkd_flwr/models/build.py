@@ -91,10 +91,9 @@ def build_fitting(
         fitting = ", ".join(one for one in MODELS if _fits(one, shape, classes, search_space))
         if not fitting:
             raise ValueError(f"model {name} cannot be built: {reason}") from None
-        listed = ", ".join(map(str, shape))
         raise ValueError(
-            f"model {name} takes no samples (n, {listed}); built-in models that do: {fitting}; or "
-            f"set models to your own module:object ({reason})"
+            f"model {name} takes no samples (n, {_listed(shape)}); built-in models that do: "
+            f"{fitting}; or set models to your own module:object ({reason})"
         ) from None
 
 
@@ -261,16 +260,13 @@ def _name_of_head(model: nn.Module, name: str, shape: Shape, classes: int) -> st
         for part, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and part
     ]
-    was_training = model.training
     try:
-        with torch.no_grad():
-            logits = model.eval()(torch.zeros(1, *shape))
+        logits = _answers(model, torch.zeros(1, *shape))
     except Exception as error:
         raise CustomObjectError(
             f"{name} fails on samples (n, {_listed(shape)}): {told(error)}"
         ) from error
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
     if not isinstance(logits, Tensor) or logits.shape != (1, classes):

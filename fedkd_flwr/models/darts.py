@@ -261,7 +261,7 @@ class Supernet(nn.Module):
     normal and of reduction cells, under these names in the state dict.
     """
 
-    def __init__(self, settings: SupernetSettings, shape: Shape, classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int, settings: SupernetSettings) -> None:
         super().__init__()
         self.settings = settings
         size = (settings.edges, len(settings.operations))
@@ -289,11 +289,6 @@ class Supernet(nn.Module):
             before_last, last = last, cell(before_last, last, weights)
         logits: Tensor = self.classifier(last.mean(dim=(2, 3)))
         return logits
-
-
-def darts(shape: Shape, classes: int, settings: SupernetSettings) -> Supernet:
-    """Build a supernet, with weights from PyTorch's global generator."""
-    return Supernet(settings, shape, classes)
 
 
 def _mixing_weights(alpha: Tensor) -> MixingWeights:
@@ -375,7 +370,7 @@ class FixedCell(nn.Module):
 class FixedNetwork(nn.Module):
     """Network of the cells that DARTS published, with a supernet's channels and number of cells."""
 
-    def __init__(self, settings: SupernetSettings, shape: Shape, classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int, settings: SupernetSettings) -> None:
         super().__init__()
         genotype, multiplier = PUBLISHED_GENOTYPE, settings.stem_multiplier
         plans = list(plan_cells(settings.channels, settings.cells, genotype.nodes, multiplier))
@@ -393,8 +388,3 @@ class FixedNetwork(nn.Module):
             before_last, last = last, cell(before_last, last)
         logits: Tensor = self.classifier(last.mean(dim=(2, 3)))
         return logits
-
-
-def darts_fixed(shape: Shape, classes: int, settings: SupernetSettings) -> FixedNetwork:
-    """Build the network of the cells that DARTS published."""
-    return FixedNetwork(settings, shape, classes)

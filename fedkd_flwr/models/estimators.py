@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, is_custom
+from fedkd_flwr.custom_objects.importing import CustomObjectError, find_custom, is_custom, told
 
 SMALLEST_PROBABILITY = 1e-6
 """Probabilities below count as this one. A tree's zero would have an infinite logarithm."""
@@ -279,8 +279,7 @@ def created(kind: Any, options: Mapping[str, Any] | None = None) -> Any:
 
 
 def _told(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
-    return f"{text} ({_told(error.__cause__)})" if error.__cause__ else text
+    return f"{told(error)} ({_told(error.__cause__)})" if error.__cause__ else told(error)
 
 
 def try_estimator(

@@ -19,8 +19,8 @@ MODELS: dict[str, str] = {
     "cnn-ckt": "fedkd_flwr.models.small:cnn_ckt",
     "cnn-persfl": "fedkd_flwr.models.small:cnn_persfl",
     "mlp": "fedkd_flwr.models.small:mlp",
-    "darts": "fedkd_flwr.models.darts:darts",
-    "darts-fixed": "fedkd_flwr.models.darts:darts_fixed",
+    "darts": "fedkd_flwr.models.darts:Supernet",
+    "darts-fixed": "fedkd_flwr.models.darts:FixedNetwork",
 }
 """Where each model's builder is; it takes an image shape and a number of classes.
 
@@ -62,9 +62,6 @@ def model_name(name: str) -> str:
     if is_custom(f"{module}:{member}"):
         raise ValueError(f"{name!r} is unknown; did you mean {module}:{member}?")
     raise NoneOfTheAllowedError(ALLOWED, name)
-
-
-ASSIGNMENTS = ("cyclic", "blocks", "by-size")  # names of the rules of `assign_models`
 
 
 def assign_models(

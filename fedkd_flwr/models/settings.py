@@ -6,14 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from fedkd_flwr.models.genotype import SMALL, STANDARD, SupernetSettings
-from fedkd_flwr.models.registry import ALLOWED, ASSIGNMENTS, DARTS, model_name
+from fedkd_flwr.models.registry import ALLOWED, DARTS, model_name
 from strategies.core.settings_groups import (
     ANY_ON_NODES,
     DEFAULT_ON_NODES,
     OnNodes,
     SettingsGroup,
     Words,
-    one_of,
 )
 
 DIGITS = "digits"  # the bundled data set, on which `SMALL` supernets are the default
@@ -76,7 +75,7 @@ class ModelSettings(SettingsGroup):
     models: Annotated[Words, ANY_ON_NODES] = ("mlp", "lenet", "cnn-persfl", "cnn")
     """Architectures, separated by commas: keys of `fedkd_flwr.models.registry.MODELS`, or own ones
     as ``module:object``, networks or estimators."""
-    model_assignment: Annotated[str, ANY_ON_NODES] = "cyclic"
+    model_assignment: Annotated[Literal["cyclic", "blocks", "by-size"], ANY_ON_NODES] = "cyclic"
     """How clients get one of them: ``cyclic``, in turn by partition-id; ``blocks``, the first
     clients get the first one; or ``by-size``, at random, the first one, which has to be the
     largest, more likely for clients with more data."""
@@ -121,11 +120,6 @@ class ModelSettings(SettingsGroup):
                 f"estimator-options has a table for {others[0]}, which models lacks; allowed are "
                 f"{', '.join(sorted(names))}"
             )
-
-    @field_validator("model_assignment")
-    @classmethod
-    def _known_assignment(cls, value: str) -> str:
-        return one_of(value, ASSIGNMENTS)
 
     def resolved(self, dataset: str) -> "ModelSettings":
         """Return the settings with the supernet's size filled in: `SMALL` on ``digits``."""

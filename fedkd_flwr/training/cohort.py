@@ -112,29 +112,21 @@ def cohort_key(job: Job) -> Hashable | None:
         return None
     if draws_while_training(job.model) or not _is_value(job.loss):
         return None
-    if not all(_descends_plainly(job.model, optimizer) for optimizer in job.optimizers):
+    descents = tuple(_plain_descent(job.model, optimizer) for optimizer in job.optimizers)
+    if None in descents:
         return None
-    descents = tuple(_descent(job.model, optimizer) for optimizer in job.optimizers)
-    shapes = tuple(tensor.shape for tensor in getattr(job.loss, "tensors", ()))
+    shapes = tuple(tensor.shape for tensor in _tensors_of(job))
     return architecture, job.loss, shapes, descents
 
 
-def _descends_plainly(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer takes plain steps with parameters of a model."""
-    groups = optimizer.param_groups
-    if type(optimizer) not in PLAIN_DESCENT or len(groups) != 1:
-        return False
-    varied = any(groups[0][name] for name in ("nesterov", "dampening", "maximize"))
-    return (
-        not has_hooks(optimizer)
-        and not varied
-        and set(trained_by(optimizer)) <= set(model.parameters())
-    )
-
-
-def _descent(model: nn.Module, optimizer: torch.optim.Optimizer) -> Hashable:
-    """Return the settings of plain descent, and the names of the parameters that it trains."""
-    group = optimizer.param_groups[0]
+def _plain_descent(model: nn.Module, optimizer: torch.optim.Optimizer) -> Hashable | None:
+    """Return the settings of plain descent, and the names of what it trains; None for others."""
+    if type(optimizer) not in PLAIN_DESCENT or has_hooks(optimizer):
+        return None
+    group, *others = optimizer.param_groups
+    is_varied = any(group[name] for name in ("nesterov", "dampening", "maximize"))
+    if others or is_varied or not set(trained_by(optimizer)) <= set(model.parameters()):
+        return None
     names = tuple(trained_names(model, optimizer))
     return group["lr"], group["momentum"], group["weight_decay"], names
 

@@ -90,31 +90,21 @@ class StepCounter:
             yield batch
 
 
+@contextmanager
 def undone_if_it_diverges(
-    job: TrainJob, run: Callable[[TrainJob], float], report: Callable[[DivergedError], None]
-) -> float:
-    """Run a training; if it diverges, undo it so that whoever sees the reply cannot tell."""
-    before = copied_state(job.model)
-    try:
-        return run(job)
-    except DivergedError as error:
-        report(error)
-        job.model.load_state_dict(before)
-        for optimizer in job.optimizers:
-            optimizer.state.clear()
-        return 0.0
-
-
-def train_unless_it_diverges(
-    model: nn.Module, train: Callable[[], None], report: Callable[[DivergedError], None]
-) -> None:
-    """Train, or leave the model as it was and report if the training diverges."""
+    model: nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    report: Callable[[DivergedError], None],
+) -> Iterator[None]:
+    """Undo a training that diverges, so that whoever sees the reply cannot tell."""
     before = copied_state(model)
     try:
-        train()
+        yield
     except DivergedError as error:
         report(error)
         model.load_state_dict(before)
+        for optimizer in optimizers:
+            optimizer.state.clear()
 
 
 class Modes(NamedTuple):

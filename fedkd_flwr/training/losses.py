@@ -4,7 +4,7 @@ The latter are compared: clients with equal losses may be trained together. Clie
 such as the center of a proximal term, are the `tensors` of a loss, and are not compared.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,13 +36,9 @@ class Distillation:
 
 @dataclass(frozen=True)
 class CoDistillation:
-    """Cross-entropy plus a weight times the squared distance to a centroid (PerFed-CKT, Eq. 1).
-
-    `weight` is lambda, and `private_loss` f_k, the mean loss of the model on the private batch.
-    """
+    """Cross-entropy plus lambda times the squared distance to a centroid (PerFed-CKT, Eq. 1)."""
 
     weight: float
-    private_loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = cross_entropy
 
     def __call__(
         self,
@@ -60,7 +56,7 @@ class CoDistillation:
         pull = squared_distance(functional.softmax(model(public), dim=1), centroid)
         if factors is not None:
             pull = factors.mean() * pull
-        return self.private_loss(model, images, labels) + self.weight * pull
+        return cross_entropy(model, images, labels) + self.weight * pull
 
 
 def kl_to_teacher(
@@ -117,7 +113,8 @@ class Proximal:
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a batch."""
-        distance = squared_distance_to(self.tensors, model)
+        pairs = zip(model.parameters(), self.tensors, strict=True)
+        distance = _sum_over((parameter - center).square() for parameter, center in pairs)
         return cross_entropy(model, images, labels) + self.weight / 2 * distance
 
 
@@ -148,17 +145,8 @@ class ProximalLinear:
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a batch."""
         half = len(self.tensors) // 2
-        distance = squared_distance_to(self.tensors[:half], model)
-        loss = cross_entropy(model, images, labels) + self.weight / 2 * distance
+        loss = Proximal(self.tensors[:half], self.weight)(model, images, labels)
         return loss + slope_along(self.tensors[half:], model)
-
-
-def squared_distance_to(center: Sequence[Tensor], model: nn.Module) -> Tensor:
-    """Return ``||w - center||²`` over a model's parameters w."""
-    return _sum_over(
-        (parameter - target).square()
-        for parameter, target in zip(model.parameters(), center, strict=True)
-    )
 
 
 def slope_along(direction: Sequence[Tensor], model: nn.Module) -> Tensor:
