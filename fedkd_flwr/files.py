@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,12 +40,9 @@ FLAGS = {
 """Flags of the operating system for the modes of `open_private`."""
 
 
-DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16",
-    "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
-"""Types of arrays in a safetensors file by their names in NumPy."""
+def now() -> str:
+    """Return the time as all files have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def plain_name(name: str) -> str:

@@ -4,13 +4,13 @@ import contextlib
 import os
 import socket
 import tempfile
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import chain
 from logging import WARNING
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from fedkd_flwr.files import lock_file, plain_name
+from fedkd_flwr.files import lock_file, now, plain_name
 from strategies.core.flower import log
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ def lock_directory(path: Path) -> IO[str]:
     # On a full disk the lock works without the name of its holder.
     with contextlib.suppress(OSError):
         file.truncate()
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write(f"process {os.getpid()} on {socket.gethostname()} (since {now})")
+        file.write(f"process {os.getpid()} on {socket.gethostname()} (since {now()})")
         file.flush()
     return file
 
