@@ -1,9 +1,7 @@
-"""A comparison's table as a reader sees it: as text, in Markdown and in LaTeX, and on disk."""
+"""A comparison's table as a reader sees it: as text, in Markdown and in LaTeX."""
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,7 +15,6 @@ from fedkd_flwr.analysis.columns import (
     percent,
     points,
 )
-from fedkd_flwr.runs import RunDirectoryError
 
 SHORT_HEADINGS = {
     "accuracy": "accuracy",
@@ -100,16 +97,3 @@ def latex_table(text: pd.DataFrame) -> str:
     layout = "l" + "r" * (text.shape[1] - 1)
     rows = text.to_latex(index=False, escape=True, column_format=layout)
     return str(rows.replace("±", r"$\pm$"))
-
-
-@contextmanager
-def written_to(path: str | Path, what: str) -> Iterator[None]:
-    """Turn an error of the disk into a sentence.
-
-    Raises `RunDirectoryError` if the disk refuses it.
-    """
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunDirectoryError(f"{what} cannot be written to {path}: {reason}.") from None

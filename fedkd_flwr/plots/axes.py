@@ -12,10 +12,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from fedkd_flwr.analysis.columns import in_bytes
-from fedkd_flwr.analysis.rendering import written_to
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.files import plain_name, replacing
-from fedkd_flwr.runs import absolute
+from fedkd_flwr.runs import absolute, writing
 
 LABEL_WIDTH = 52
 """Maximum line length of a label in a legend."""
@@ -114,12 +113,12 @@ def write_figures(
         raise ConfigError(
             f"Unknown figure format {file_format}; choose one of {', '.join(FORMATS)}."
         )
-    directory = absolute(folder)
-    paths = []
-    with written_to(directory, "The figures"):
+    directory, paths = absolute(folder), []
+    what = f"The folder of figures {directory}"
+    with writing(what):
         directory.mkdir(parents=True, exist_ok=True)
     for name, figure in figures:
         paths.append(directory / f"{plain_name(name)}.{file_format}")
-        with written_to(directory, "The figures"), replacing(paths[-1]) as temporary:
+        with writing(what), replacing(paths[-1]) as temporary:
             figure.savefig(temporary, format=file_format, dpi=150)
     return paths

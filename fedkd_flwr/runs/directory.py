@@ -13,8 +13,7 @@ attempt changes nothing.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from time import monotonic
@@ -59,6 +58,7 @@ from fedkd_flwr.runs.folders import (
     lock_directory,
     remove_empty,
     require_new,
+    writing,
 )
 from fedkd_flwr.runs.provenance import ACCEPTED, python_here, python_of
 from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run
@@ -189,7 +189,7 @@ class RunDirectory(Observer):
 
     def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Save state that must survive if the round is interrupted."""
-        with self._writing():
+        with writing(self.path):
             write_notes(self.path, state)
 
     def global_model(self, server_round: int) -> dict[str, NDArray[Any]]:
@@ -203,12 +203,12 @@ class RunDirectory(Observer):
     def newcomers_received(self, rows: list[Row]) -> None:
         """Record the rows of clients that joined after the last round; all others stay."""
         run, self._continued_as = self.run, None
-        with self._writing():
+        with writing(self.path):
             write_newcomers(run, rows)
 
     def finish(self) -> Run:
         """Write the summary, and return the finished run."""
-        with self._writing():
+        with writing(self.path):
             self._begin_to_continue()
             keep_last_checkpoint(self.path)
             summary = summarize(Run(self.path), self.seconds)
@@ -251,7 +251,7 @@ class RunDirectory(Observer):
         description = describe_run(configuration)
         if data:
             description["data"] = data.digests
-        with self._writing():
+        with writing(self.path):
             if configuration.run.start_from:
                 digests = data.digests if data else {}
                 begun = begin_from_start(self.path, description["id"], configuration, digests)
@@ -308,14 +308,6 @@ class RunDirectory(Observer):
     def _append(self, name: str, rows: list[Row]) -> None:
         with open_private(self.path / name, "a") as file:
             file.write(as_lines(rows))
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or error
-            raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from error
 
 
 def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
