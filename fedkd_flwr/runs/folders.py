@@ -60,6 +60,8 @@ def writing(what: object) -> Iterator[None]:
     """Turn an error of the disk into a `RunDirectoryError`, which says what cannot be written."""
     try:
         yield
+    except RunDirectoryError:  # which is an OSError too, and says what is wrong
+        raise
     except OSError as error:
         raise RunDirectoryError(f"{what} cannot be written: {error.strerror or error}.") from error
 
