@@ -170,7 +170,8 @@ class RunDirectory(Observer):
                 model.parent.mkdir(exist_ok=True)
                 write_arrays(model, record.global_model, durable=False)
             for name, rows in record.tables.items():
-                self._append(f"{name}.jsonl", rows)
+                with open_private(self.path / f"{name}.jsonl", "a") as file:
+                    file.write(as_lines(rows))
             sync_round(self.path, record.server_round, self._appended)
             if self._state_dir:  # the memories of clients elsewhere are written there
                 folder = SharedFolder.of_run(absolute(self._state_dir), self.run_id)
@@ -294,8 +295,19 @@ class RunDirectory(Observer):
     def _begin_to_continue(self) -> None:
         """Drop what is newer than the checkpoint, and record how the run is continued."""
         run, self._continued_as = self._continued_as, None
-        if run:
-            begin_to_continue(run, self._sizes)
+        if not run:
+            return
+        completed = run.until or 0
+        # In this order, a power cut in between leaves a run that continues after the same round.
+        forget_checkpoints_after(run.path, completed)
+        (run.path / "summary.json").unlink(missing_ok=True)
+        sync(run.path)
+        write_json(run.path / "config.json", run.description)
+        for name, size in self._sizes.items():
+            os.truncate(run.path / name, size)
+        for model in global_models(run.path):
+            if round_of(model) > completed:
+                model.unlink()
 
     def _begin_files(self, record: RoundRecord) -> None:
         """Note the files of a round, and remove those that only a lost round has written."""
@@ -304,25 +316,6 @@ class RunDirectory(Observer):
         for name in files - self._appended:
             (self.path / name).unlink(missing_ok=True)
         self._appended |= files
-
-    def _append(self, name: str, rows: list[Row]) -> None:
-        with open_private(self.path / name, "a") as file:
-            file.write(as_lines(rows))
-
-
-def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
-    """Drop what is newer than the checkpoint, and record how the run is continued."""
-    completed = run.until or 0
-    # In this order, a power cut in between leaves a run that continues after the same round.
-    forget_checkpoints_after(run.path, completed)
-    (run.path / "summary.json").unlink(missing_ok=True)
-    sync(run.path)
-    write_json(run.path / "config.json", run.description)
-    for name, size in sizes.items():
-        os.truncate(run.path / name, size)
-    for model in global_models(run.path):
-        if round_of(model) > completed:
-            model.unlink()
 
 
 def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) -> None:
