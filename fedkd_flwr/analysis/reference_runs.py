@@ -136,7 +136,7 @@ class References:
                 "same number"
             )
         reasons += [
-            f"the {key} of seed {_listed(seeds)} differs between {label} and {other}, by the "
+            f"the {key} of seed {', '.join(seeds)} differs between {label} and {other}, by the "
             "digests in config.json; run both on the same data"
             for key, seeds in _other_content(own, others).items()
         ]
@@ -167,20 +167,16 @@ def _excess(runs: list[Run], others: list[Run]) -> tuple[bool, float, int]:
     return not steps >= 0, math.inf if math.isnan(steps) else abs(steps), differing
 
 
-def _other_content(own: Iterable[Run], others: Iterable[Run]) -> dict[str, list[int]]:
+def _other_content(own: Iterable[Run], others: Iterable[Run]) -> dict[str, list[str]]:
     """Return the seeds whose data differ, by the names of the digests that both record."""
     theirs = {run.config["seed"]: run.description.get("data") or {} for run in others}
-    found: dict[str, list[int]] = defaultdict(list)
+    found: dict[str, list[str]] = defaultdict(list)
     for run in own:
         seed = run.config["seed"]
         for key, digest in (run.description.get("data") or {}).items():
             if theirs.get(seed, {}).get(key, digest) != digest:
-                found[key].append(seed)
+                found[key].append(str(seed))
     return found
-
-
-def _listed(seeds: Iterable[int]) -> str:
-    return ", ".join(map(str, seeds))
 
 
 def _of_method(method: str, groups: Groups) -> list[str]:

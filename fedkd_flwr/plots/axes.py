@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from fedkd_flwr.analysis.columns import in_bytes
@@ -45,24 +45,19 @@ LONGEST_TICK = 12
 """Maximum number of characters of a client's name at a tick."""
 
 
-def percent(value: float, position: int | None = None) -> str:
+def percent(value: float, position: float | None = None) -> str:
     """Return a fraction as a percentage, as a tick label of an axis or a color bar."""
     return f"{100 * value:.3g}%"
-
-
-def in_percent(axis: Axis) -> None:
-    """Label the fractions along an axis as percentages."""
-    axis.set_major_formatter(FuncFormatter(percent))
 
 
 def in_points(axis: Axis) -> None:
     """Label differences of fractions along an axis in percentage points, with their sign."""
 
-    def points(value: float, position: int | None = None) -> str:
+    def points(value: float, position: float | None = None) -> str:
         rounded = round(100 * value, 6)
         return f"{rounded:+.3g}" if rounded else "0"
 
-    axis.set_major_formatter(FuncFormatter(points))
+    axis.set_major_formatter(points)
 
 
 def bytes_across(axes: Axes) -> None:
@@ -71,7 +66,7 @@ def bytes_across(axes: Axes) -> None:
     axis = axes.xaxis
     axis.set_major_locator(LogLocator(numticks=8))
     axis.set_minor_formatter(NullFormatter())
-    axis.set_major_formatter(FuncFormatter(lambda size, position: in_bytes(size)))
+    axis.set_major_formatter(lambda size, position: in_bytes(size))
 
 
 def client_ticks(
