@@ -153,13 +153,14 @@ def _say_names(title: str, names: Iterable[str]) -> None:
 
 def _list_settings(method: str) -> None:
     """Print settings as paragraphs on a terminal, otherwise as Markdown tables."""
-    from fedkd_flwr.config.settings_reference import in_markdown, settings_reference
+    from fedkd_flwr.cli.reference import settings_in_markdown
+    from fedkd_flwr.config.settings_reference import settings_reference
 
     sections = settings_reference(method)
     if not sections:
         say(f"{method} has no settings of its own.", to=errors())
     if not console().is_terminal:
-        echo(in_markdown(sections))
+        echo(settings_in_markdown(sections))
         return
     for section in sections:
         say((f"\n{section.title}", "bold underline"))
