@@ -17,6 +17,7 @@ from fedkd_flwr.analysis.groups import Groups, labels_by_method, mean_steps
 from fedkd_flwr.analysis.settings import varied_settings
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import ROUNDS, Run, failures_in_words
+from fedkd_flwr.runs.reading import other_data
 
 TRAINING = {
     "learning-rate", "learning-rate-schedule", "local-epochs", "local-iterations", "batch-size",
@@ -169,13 +170,12 @@ def _excess(runs: list[Run], others: list[Run]) -> tuple[bool, float, int]:
 
 def _other_content(own: Iterable[Run], others: Iterable[Run]) -> dict[str, list[str]]:
     """Return the seeds whose data differ, by the names of the digests that both record."""
-    theirs = {run.config["seed"]: run.description.get("data") or {} for run in others}
+    digests = {run.config["seed"]: run.description.get("data") or {} for run in others}
     found: dict[str, list[str]] = defaultdict(list)
     for run in own:
         seed = run.config["seed"]
-        for key, digest in (run.description.get("data") or {}).items():
-            if theirs.get(seed, {}).get(key, digest) != digest:
-                found[key].append(str(seed))
+        for key in other_data(run, digests.get(seed, {})):
+            found[key].append(str(seed))
     return found
 
 

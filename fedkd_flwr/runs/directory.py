@@ -61,7 +61,7 @@ from fedkd_flwr.runs.folders import (
     writing,
 )
 from fedkd_flwr.runs.provenance import ACCEPTED, python_here, python_of
-from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run
+from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run, other_data
 from fedkd_flwr.runs.recorded import names_of_code
 from fedkd_flwr.runs.start_from import STARTED, begin_from_start
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
@@ -143,8 +143,7 @@ class RunDirectory(Observer):
 
     def compare_data(self, digests: Mapping[str, str]) -> None:
         """Warn of data that are not those with which the run was started."""
-        recorded = self.run.description.get("data") or {}
-        for key in (key for key in digests if digests[key] != recorded.get(key, digests[key])):
+        for key in other_data(self.run, digests):
             log(WARNING, "The %s of this run has changed since the run was started.", key)
 
     @property
