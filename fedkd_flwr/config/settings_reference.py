@@ -15,7 +15,6 @@ from itertools import pairwise
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
@@ -34,8 +33,8 @@ from strategies.core.settings_groups import (
 if TYPE_CHECKING:
     import pandas as pd
 
-BOUNDS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
-"""Limits of a number: pydantic's class, its attribute, and the sign that is shown."""
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+"""Limits of a number as pydantic names them, and the sign that is shown."""
 
 KINDS: dict[Any, str] = {
     bool: "true or false",
@@ -237,10 +236,10 @@ def _allowed(kind: type[SettingsGroup], name: str, field: FieldInfo) -> str:
 
 def _limits(metadata: Iterable[Any]) -> list[str]:
     return [
-        f"{sign} {getattr(limit, attribute):g}"
+        f"{sign} {getattr(limit, bound):g}"
         for limit in metadata
-        for bound, attribute, sign in BOUNDS
-        if isinstance(limit, bound)
+        for bound, sign in BOUNDS.items()
+        if hasattr(limit, bound)
     ]
 
 
