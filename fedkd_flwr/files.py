@@ -31,19 +31,6 @@ if sys.platform != "win32":
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of file systems without locks, such as some network file systems."""
 
-FLAGS = {
-    "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-    "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-    "ab+": os.O_RDWR | os.O_CREAT | os.O_APPEND,
-    "wb": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
-}
-"""Flags of the operating system for the modes of `open_private`."""
-
-
-def now() -> str:
-    """Return the time as all files have it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
 
 def plain_name(name: str) -> str:
     """Return a name that is a valid file name on every system; built-in names do not change."""
@@ -63,7 +50,7 @@ def sync(path: Path) -> None:
 
 def open_private(path: Path, mode: str) -> IO[Any]:
     """Open a file for writing; if it is new, only its owner can read it."""
-    return os.fdopen(os.open(path, FLAGS[mode], 0o600), mode)
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def lock_file(file: IO[Any], wait: bool = True) -> bool | None:
@@ -87,6 +74,11 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync(folder.parent)
+
+
+def now() -> str:
+    """Return the time as all files have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @contextmanager
