@@ -36,11 +36,9 @@ def measure() -> Iterator[Result]:
         yield time_bf16(model, "cuda")
 
 
-def time_cohort(
-    model: str, clients: int, device: str, at_least: float | None = None, samples: int = SAMPLES
-) -> Result:
+def time_cohort(model: str, clients: int, device: str, at_least: float) -> Result:
     """Compare clients one by one with a cohort."""
-    trained = Clients.build(model, clients, samples, device)
+    trained = Clients.build(model, clients, SAMPLES, device)
     return time_alternately(
         f"{clients} {model} clients on {device}, one by one",
         partial(finish, trained.train_one_by_one, device),
@@ -51,9 +49,9 @@ def time_cohort(
     )
 
 
-def time_bf16(model: str, device: str, samples: int = SAMPLES) -> Result:
+def time_bf16(model: str, device: str) -> Result:
     """Compare a client in float32 with the same client in bf16."""
-    trained = Clients.build(model, 1, samples, device)
+    trained = Clients.build(model, 1, SAMPLES, device)
 
     def in_bf16() -> None:
         with computing_in("bf16", device):

@@ -53,27 +53,7 @@ _EXPORTS = {
     "plots": "fedkd_flwr.plots",
 }
 
-__all__ = [
-    "METHODS",
-    "Comparison",
-    "ConfigError",
-    "Run",
-    "__version__",
-    "build_model",
-    "client_data",
-    "compare",
-    "cross",
-    "load_model",
-    "load_run",
-    "name_objects",
-    "plots",
-    "register",
-    "resume",
-    "run",
-    "run_sweep",
-    "settings",
-    "sweep",
-]
+__all__ = ["__version__", *_EXPORTS]
 
 
 def __getattr__(name: str) -> Any:

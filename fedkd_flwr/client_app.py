@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import lru_cache, partial
 from typing import Any, cast
@@ -164,7 +164,9 @@ def train_together(
             outcomes[position] = _as_sent(error, context)
         on_done(1)
     for cohort in cohorts.values():
-        for members in _in_parts(cohort):
+        size = _cohort_size(cohort[0][1])
+        for start in range(0, len(cohort), size):
+            members = cohort[start : start + size]
             outcomes |= _serve_together(members, messages)
             on_done(len(members))
     return [outcomes[position] for position in range(len(messages))]
@@ -174,11 +176,6 @@ def _cohort_size(client: PersonalClient) -> int:
     """Return how many clients like this one to train together; 1 for one at a time."""
     cohort = client.session.run.cohort
     return min((cohort_size(trained, cohort) for trained in client.architectures), default=1)
-
-
-def _in_parts(cohort: Sequence[Member]) -> Iterator[Sequence[Member]]:
-    size = _cohort_size(cohort[0][1])
-    return (cohort[start : start + size] for start in range(0, len(cohort), size))
 
 
 def _serve_together(members: Sequence[Member], messages: Sequence[Message]) -> dict[int, Outcome]:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from fedkd_flwr.data.decoding import Levels, decode_images
 from fedkd_flwr.data.folders import class_names, image_files
 from fedkd_flwr.data.registry import Shape
 from fedkd_flwr.data.scaling import Scaling, scaling_from
-from fedkd_flwr.files import replacing
+from fedkd_flwr.files import now, replacing
 from fedkd_flwr.models.build import build_model, checked_custom_model
 from fedkd_flwr.models.estimators import EstimatorModel, estimator_to_read, is_estimator
 from fedkd_flwr.models.genotype import SupernetSettings
@@ -54,7 +53,7 @@ def model_card(
     card: dict[str, Any] = {
         "model": model_name,
         "run-id": run_id,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "versions": installed_versions(),
         "shape": list(run.data.image_shape),
         "classes": run.data.num_classes,

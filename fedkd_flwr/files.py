@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -73,6 +74,11 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync(folder.parent)
+
+
+def now() -> str:
+    """Return the time as all files have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @contextmanager

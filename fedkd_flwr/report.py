@@ -21,11 +21,11 @@ from fedkd_flwr.analysis.comparison import Comparison
 from fedkd_flwr.analysis.effects import matrix_of_pairs, notes_on_pairs
 from fedkd_flwr.analysis.figures import data_title
 from fedkd_flwr.analysis.groups import each_run
-from fedkd_flwr.analysis.rendering import by_client, rendered_clients, written_to
+from fedkd_flwr.analysis.rendering import by_client, rendered_clients
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.files import write_text
 from fedkd_flwr.plots.methods import figures_of
-from fedkd_flwr.runs import absolute
+from fedkd_flwr.runs import absolute, writing
 
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -96,7 +96,7 @@ def write_report(comparison: Comparison, file: str | Path) -> Path:
     """
     path = absolute(file)
     page = render_page(comparison)
-    with written_to(path, "The report"):
+    with writing(f"The report {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, page)
     return path

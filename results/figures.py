@@ -110,9 +110,9 @@ def _draw_paper(axes: Axes, rows: pd.DataFrame) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def write_figure(name: str, folder: Path = RESULTS / "figures") -> Path:
+def write_figure(name: str) -> Path:
     """Draw a figure of `MADE` and write it."""
-    path, is_paper = folder / f"{name}.png", name in PAPER_TABLES
+    path, is_paper = RESULTS / "figures" / f"{name}.png", name in PAPER_TABLES
     figure = paper_figure(name) if is_paper else learning_curve()
     figure.savefig(path, dpi=100 if is_paper else 150)
     return path

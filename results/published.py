@@ -1,4 +1,4 @@
-"""Publish finished runs in the folder ``runs``, and read them again.
+"""Publish finished runs in the folder ``runs``, read them again, and make columns of tables.
 
 ``runs/transfer.jsonl.xz`` has the sets whose names start so, such as ``transfer/kt-pfl``, a run a
 line: the parts of its directory that tables need.
@@ -8,7 +8,7 @@ import functools
 import json
 import lzma
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,18 @@ import numpy as np
 import pandas as pd
 
 import fedkd_flwr
+from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
+from fedkd_flwr.analysis.groups import steps_of_a_client
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.analysis.significance import Effect, effects_of
 from fedkd_flwr.config.suggestions import current_config
 from fedkd_flwr.runs import Run
 
 PUBLISHED = Path(__file__).parent / "runs"
+
+Row = dict[str, Any]
+"""A row of a table."""
 
 GUARDS = ("safeguarded", "private")
 DESCRIPTION = (
@@ -240,3 +245,70 @@ def effects_in(comparison: Comparison) -> dict[str, Effect]:
 def by_seed(runs: Sequence[Run]) -> dict[int, float]:
     """Return the accuracy after the last round by seed."""
     return {run.config["seed"]: accuracy(run) for run in runs}
+
+
+# ---- Columns -------------------------------------------------------------------------------
+
+
+def mean(values: Iterable[float], digits: int = 4) -> float:
+    """Return a rounded mean; NaN if a value is missing."""
+    return round(float(np.mean(list(values))), digits)
+
+
+def mean_and_spread(name: str, values: Sequence[float]) -> Row:
+    """Return a mean of fractions over seeds and its standard deviation, in percent."""
+    percent = [100 * value for value in values]
+    return {name: mean(percent), f"{name}_sd": round(float(pd.Series(percent).std()), 4)}
+
+
+def in_points(name: str, effect: Effect | None) -> Row:
+    """Return a mean difference with its interval in points; NaN without an effect."""
+    values = (effect.gain, effect.low, effect.high) if effect and effect.seeds else [np.nan] * 3
+    columns = (name, f"{name}_low", f"{name}_high")
+    return {one: round(100 * value, 4) for one, value in zip(columns, values, strict=True)}
+
+
+def makers(runs: Iterable[Run]) -> Row:
+    """Return the versions and commits that made some runs; a plus marks changed files."""
+    projects = [run.description.get("project") or {} for run in runs]
+    commits = dict.fromkeys(
+        one["commit"][:8] + "+" * bool(one.get("modified")) for one in projects if one.get("commit")
+    )
+    versions = dict.fromkeys(one["version"] for one in projects if one)
+    return {"version": " ".join(versions), "commit": " ".join(commits) or "not recorded"}
+
+
+def traffic(runs: Iterable[Run], *ways: str) -> float:
+    """Return the mean bytes of a run, ``up`` or ``down`` or both."""
+    summaries = [run.summary or {} for run in runs]
+    return mean((sum(one[f"bytes_{way}"] for way in ways) for one in summaries), 0)
+
+
+def steps_of(runs: Iterable[Run]) -> float:
+    """Return the gradient steps of the mean client without a safeguard's private model's.
+
+    A private model takes the steps of `local`. Accuracies are of the method's model alone.
+    """
+    taken = []
+    for run in runs:
+        of_private = run.config["local-iterations"] * run.config["num-server-rounds"]
+        has_private = run.config["safeguard"] != "none" and run.config["strategy"] != REFERENCE
+        taken.append(steps_of_a_client(run) - (of_private if has_private else 0))
+    return mean(taken, 0)
+
+
+def run_columns(label: str, runs: Sequence[Run], effect: Effect | None) -> Row:
+    """Return the columns that every table of runs has; see `Comparison.groups` for the label."""
+    method, _, settings = label.partition(" (")
+    return {
+        "method": method,
+        "settings": settings.removesuffix(")"),
+        "seeds": len(runs),
+        **mean_and_spread("accuracy", list(map(accuracy, runs))),
+        **in_points("gain", effect),
+        "p": float(f"{effect.p_holm:.6g}") if effect else np.nan,
+        "verdict": str(effect.outcome) if effect and effect.seeds else "",
+        "steps": steps_of(runs),
+        "bytes": traffic(runs, "up", "down"),
+        **makers(runs),
+    }

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ import fedkd_flwr
 from fedkd_flwr.analysis.across import across_of
 from fedkd_flwr.analysis.columns import REFERENCE
 from fedkd_flwr.analysis.comparison import Comparison
-from fedkd_flwr.analysis.groups import client_accuracies, steps_of_a_client
+from fedkd_flwr.analysis.groups import client_accuracies
 from fedkd_flwr.analysis.reference_runs import best_by_validation
 from fedkd_flwr.analysis.safeguard_criterion import LOSSES, Criterion, criterion
 from fedkd_flwr.analysis.significance import Effect, Outcome, effect_of, effects_of
@@ -31,6 +30,7 @@ from results.pages import TABLES, phrase, read_table
 from results.published import (
     MOMENTS,
     PublishedRun,
+    Row,
     accuracy,
     by_seed,
     chosen,
@@ -39,8 +39,15 @@ from results.published import (
     effects_in,
     evaluations,
     gains,
+    in_points,
+    makers,
+    mean,
+    mean_and_spread,
     read_set,
+    run_columns,
     set_names,
+    steps_of,
+    traffic,
 )
 
 RESULTS = Path(__file__).parent
@@ -94,81 +101,7 @@ INSIDERS = 2
 """Clients that attack in the runs on robustness, the first ones."""
 PREDICTING = ("kt-pfl", "sim-pfl", "fedmd", "perfed-ckt")
 
-Row = dict[str, Any]
-
-# ---- Columns -------------------------------------------------------------------------------
-
-
-def mean(values: Iterable[float], digits: int = 4) -> float:
-    """Return a rounded mean; NaN if a value is missing."""
-    return round(float(np.mean(list(values))), digits)
-
-
-def mean_and_spread(name: str, values: Sequence[float]) -> Row:
-    """Return a mean of fractions over seeds and its standard deviation, in percent."""
-    percent = [100 * value for value in values]
-    return {name: mean(percent), f"{name}_sd": round(float(pd.Series(percent).std()), 4)}
-
-
-def in_points(name: str, effect: Effect | None) -> Row:
-    """Return a mean difference with its interval in points; NaN without an effect."""
-    values = (effect.gain, effect.low, effect.high) if effect and effect.seeds else [np.nan] * 3
-    columns = (name, f"{name}_low", f"{name}_high")
-    return {one: round(100 * value, 4) for one, value in zip(columns, values, strict=True)}
-
-
-def makers(runs: Iterable[Run]) -> Row:
-    """Return the versions and commits that made some runs; a plus marks changed files."""
-    projects = [run.description.get("project") or {} for run in runs]
-    commits = dict.fromkeys(
-        one["commit"][:8] + "+" * bool(one.get("modified")) for one in projects if one.get("commit")
-    )
-    versions = dict.fromkeys(one["version"] for one in projects if one)
-    return {"version": " ".join(versions), "commit": " ".join(commits) or "not recorded"}
-
-
-def traffic(runs: Iterable[Run], *ways: str) -> float:
-    """Return the mean bytes of a run, ``up`` or ``down`` or both."""
-    summaries = [run.summary or {} for run in runs]
-    return mean((sum(one[f"bytes_{way}"] for way in ways) for one in summaries), 0)
-
-
-def steps_of(runs: Iterable[Run]) -> float:
-    """Return the gradient steps of the mean client without a safeguard's private model's.
-
-    A private model takes the steps of `local`. Accuracies are of the method's model alone.
-    """
-    taken = []
-    for run in runs:
-        of_private = run.config["local-iterations"] * run.config["num-server-rounds"]
-        has_private = run.config["safeguard"] != "none" and run.config["strategy"] != REFERENCE
-        taken.append(steps_of_a_client(run) - (of_private if has_private else 0))
-    return mean(taken, 0)
-
-
-def with_phrases(text: str) -> str:
-    """Return a text with the cells that its braces name."""
-    return re.sub(r"\{(.+?)\}", lambda match: phrase(match[1]), text)
-
-
 # ---- Sets ----------------------------------------------------------------------------------
-
-
-def run_columns(label: str, runs: Sequence[Run], effect: Effect | None) -> Row:
-    """Return the columns that every table of runs has; see `Comparison.groups` for the label."""
-    method, _, settings = label.partition(" (")
-    return {
-        "method": method,
-        "settings": settings.removesuffix(")"),
-        "seeds": len(runs),
-        **mean_and_spread("accuracy", list(map(accuracy, runs))),
-        **in_points("gain", effect),
-        "p": float(f"{effect.p_holm:.6g}") if effect else np.nan,
-        "verdict": str(effect.outcome) if effect and effect.seeds else "",
-        "steps": steps_of(runs),
-        "bytes": traffic(runs, "up", "down"),
-        **makers(runs),
-    }
 
 
 def set_rows(name: str) -> list[Row]:
@@ -193,19 +126,11 @@ def set_rows(name: str) -> list[Row]:
 
 def sets() -> list[Row]:
     """Return the rows of all sets that no other table has."""
-    elsewhere = (
-        *ESTIMATORS,
-        "new-clients/fashion-mnist",
-        "robustness/digits",
-        *(f"{TUNED}-{end}" for end in ENDS),
-    )
+    tuned_sets = (f"{TUNED}-{end}" for end in ENDS)
+    elsewhere = (*ESTIMATORS, "new-clients/fashion-mnist", ATTACKS, *tuned_sets)
+    names = (name for name in set_names() if not name.startswith((CURVE, *BY_ROUND)))
     with ProcessPoolExecutor() as pool:
-        names = [
-            name
-            for name in set_names()
-            if name not in elsewhere and not name.startswith((CURVE, *BY_ROUND))
-        ]
-        found = pool.map(set_rows, names)
+        found = pool.map(set_rows, [name for name in names if name not in elsewhere])
         return list(itertools.chain(*found))
 
 
@@ -253,6 +178,11 @@ def papers() -> Iterator[Row]:
             "difference": round(ours["ours"] - row["theirs"], 4),
             **makers(runs),
         }
+
+
+def with_phrases(text: str) -> str:
+    """Return a text with the cells that its braces name."""
+    return re.sub(r"\{(.+?)\}", lambda match: phrase(match[1]), text)
 
 
 def items() -> Iterator[Row]:

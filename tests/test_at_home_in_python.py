@@ -1,5 +1,7 @@
 """What Python and notebooks show of runs: cards, figures, models, bars, and how to go on."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -189,6 +191,16 @@ def test_a_run_does_not_start_from_another_method_architecture_or_client(changes
     first = learned(tmp_path, "hypcluster")
     with pytest.raises(ConfigError, match=reason):
         fedkd_flwr.run(start_from=first, output_dir=tmp_path / "second", **changes)
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_run_does_not_start_from_one_on_other_samples(tmp_path):
+    first = learned(tmp_path, "local")
+    file = first.path / "config.json"
+    file.write_text(file.read_text().replace(first.description["data"]["split"], "0"))
+    reason = f"^A run cannot start from {re.escape(str(first.path))}: its clients had other samples"
+    with pytest.raises(RunDirectoryError, match=reason):
+        fedkd_flwr.run(start_from=first.path, output_dir=tmp_path / "second")
     assert not (tmp_path / "second").exists()
 
 

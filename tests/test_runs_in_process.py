@@ -232,7 +232,7 @@ def test_a_continued_run_stops_early_at_the_same_round(small, tmp_path):
     ("key", "value"), [("patience", 1), ("evaluated-split", "validation"), ("keep-best", True)]
 )
 def test_results_on_validation_data_need_some(key, value, small):
-    with pytest.raises(ConfigError, match=f"{key}.* needs accuracy on validation"):
+    with pytest.raises(ConfigError, match=f"{key}.* needs validation data"):
         read_config({**small, "strategy": "local", "client-split": "60/0/40", key: value})
 
 

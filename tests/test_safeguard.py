@@ -205,7 +205,7 @@ def test_numbers_of_a_safeguard_belong_together(missing):
 
 
 def test_what_a_safeguard_cannot_do_is_refused(small):
-    with pytest.raises(ConfigError, match="safeguard needs accuracy on validation data; set"):
+    with pytest.raises(ConfigError, match="safeguard needs validation data; set"):
         read_config({**small, "safeguard": "blend", "client-split": "80/0/20"})
     noise = {"strategy": "fedavg", "models": "mlp", "dp-sgd-noise-multiplier": 1.0}
     with pytest.raises(ConfigError, match="set safeguard = none"):

@@ -16,6 +16,7 @@ from fedkd_flwr.runs import RunDirectoryError, load_run
 from fedkd_flwr.runs.folders import lock_directory
 from fedkd_flwr.sweeps import read_sweep, run_name, run_sweep
 from fedkd_flwr.sweeps.folder import missing_extras
+from fedkd_flwr.sweeps.grid import select_runs
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.toml"))
@@ -124,7 +125,7 @@ def test_settings_from_outside_hold_for_every_run(sweep):
 
 def test_only_selects_runs_by_values(sweep):
     def chosen(**only):
-        configurations = read_sweep(sweep, only=only).values()
+        configurations = select_runs(sweep, read_sweep(sweep), only).values()
         return [(c.run.strategy, c.run.plan.seed) for c in configurations]
 
     assert chosen(strategy="kt-pfl") == [("kt-pfl", 0), ("kt-pfl", 1)]
@@ -132,7 +133,7 @@ def test_only_selects_runs_by_values(sweep):
         assert chosen(strategy=both, seed=[1]) == [("local", 1), ("kt-pfl", 1)]
     assert len(chosen(seed=["0,1"])) == 4
     # Runs keep the names that they have in the whole, so that they are found again.
-    assert read_sweep(sweep, only={"seed": [1]}).keys() < read_sweep(sweep).keys()
+    assert select_runs(sweep, read_sweep(sweep), {"seed": [1]}).keys() < read_sweep(sweep).keys()
 
 
 def test_only_takes_values_as_the_sweep_has_them(tmp_path, monkeypatch):
@@ -142,12 +143,13 @@ def test_only_takes_values_as_the_sweep_has_them(tmp_path, monkeypatch):
     text = TINY.replace('dataset = "digits"', "").replace('models = "mlp"', "")
     text += "[grid]\ndataset = ['folder:a', 'folder:b']\nmodels = ['mlp, cnn', 'lenet']\n"
     path = write(tmp_path, text + "strategy = ['local']\n")
-    (run,) = read_sweep(path, only={"dataset": "folder:a", "models": ["mlp, cnn"]}).values()
+    read = read_sweep(path)
+    (run,) = select_runs(path, read, {"dataset": "folder:a", "models": ["mlp, cnn"]}).values()
     assert run.run.data.dataset == f"folder:{tmp_path / 'a'}"
     assert run.run.models.models == ("mlp", "cnn")
-    assert read_sweep(path, only={"dataset": run.run.data.dataset, "models": "mlp,cnn"}).values()
+    assert select_runs(path, read, {"dataset": run.run.data.dataset, "models": "mlp,cnn"})
     with pytest.raises(ConfigError, match="has no run with dataset = folder:c"):
-        read_sweep(path, only={"dataset": "folder:c"})
+        select_runs(path, read, {"dataset": "folder:c"})
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_only_takes_values_as_the_sweep_has_them(tmp_path, monkeypatch):
 )
 def test_a_part_without_runs_is_refused(sweep, only, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        read_sweep(sweep, only=only)
+        select_runs(sweep, read_sweep(sweep), only)
 
 
 def test_runs_that_differ_in_their_place_alone_are_refused(tmp_path):

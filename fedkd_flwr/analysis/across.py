@@ -172,11 +172,7 @@ def _refuse_copies(comparisons: Mapping[str, Comparison]) -> None:
 
 
 def _by_seed(comparison: Comparison, against: str) -> pd.DataFrame:
-    """Return the mean gain of each method, of its first setting in reading order, by seed.
-
-    The first setting of the reference is that of `References`. Methods that cannot be compared with
-    it are left out, and so are clients that lack one of the two accuracies.
-    """
+    """Return by seed the mean gain of the methods that can be compared, of the first setting."""
     labels = labels_by_method(comparison.groups)
     references = References(comparison.groups, against)
     if not references.labels:

@@ -193,10 +193,8 @@ def _exported_model(file: Path, run: Run, configuration: Configuration) -> nn.Mo
 
 
 def _custom_builders(card: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
-    """Return the builders of the custom models of a card, if the run's settings name them.
-
-    A model file may come from an untrusted source, so its card alone must not import code.
-    """
+    """Return the builders of the custom models of a card, if the run's settings name them."""
+    # A model file may come from an untrusted source, so its card alone must not import code.
     named = {*configuration.run.models.models, getattr(configuration.settings, "shared_model", "")}
     return {
         name: find_custom(name) if names_estimator(name) else find_callable(name, SIGNATURE)

@@ -228,7 +228,8 @@ def compare(
     order, ranked = reading_order(table, groups)
     effects = effects_on_clients(clients, order)
     table = with_harm(with_effects(table.loc[order], effects), clients)
-    unfinished = _notes_on_unfinished(opened)
+    missing = [*_notes_on_unfinished(opened), *repeated, *_notes_on_failures(groups)]
+    differing = [*notes_on_content(shown), *notes_on_code(shown)]
     return Comparison(
         groups={label: groups[label] for label in table.index},
         results=results,
@@ -244,11 +245,8 @@ def compare(
             *notes_on_harm(clients),
             *notes_on_safeguards(clients),
             *damaged,
-            *notes_on_content(shown),
-            *notes_on_code(shown),
-            *unfinished,
-            *repeated,
-            *_notes_on_failures(groups),
+            *differing,
+            *missing,
             *notes_on_groups(groups, clients, references),
             *notes_on_provenance(shown),
             *ranked,
@@ -257,12 +255,9 @@ def compare(
         effects=effects,
         limits=[
             *damaged,
-            *unfinished,
-            *repeated,
-            *_notes_on_failures(groups),
+            *missing,
             *references.refusals.values(),
-            *notes_on_content(shown),
-            *notes_on_code(shown),
+            *differing,
             *notes_on_evaluations(groups),
         ],
     )

@@ -55,7 +55,8 @@ class Cross:
     @property
     def others(self) -> float:
         """Mean accuracy of the models on other clients' test data."""
-        return float(_others(self.accuracies).mean())
+        is_other = ~np.eye(len(self.accuracies), dtype=bool)
+        return float(self.accuracies[is_other].mean())
 
     def rank_correlations(self, name: str) -> NDArray[np.float64]:
         """Return the rank correlation of coefficients and accuracies, by receiver, shape (N,).
@@ -177,9 +178,3 @@ def cross(
     }
     distilled = distilled_clients(configuration, str(models_dir))
     return Cross(stored, accuracies, square, configuration.run.plan.new_client_ids, distilled)
-
-
-def _others(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a matrix without its diagonal, shape (N, N - 1)."""
-    clients = len(matrix)
-    return matrix[~np.eye(clients, dtype=bool)].reshape(clients, -1)

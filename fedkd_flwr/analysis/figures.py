@@ -91,15 +91,12 @@ def gains_by_method(comparison: Comparison) -> list[tuple[str, dict[str, Any], p
     points of equal clients are drawn apart.
     """
     gains = dict(iter(comparison.clients.dropna(subset="gain").groupby("method")))
-    shown = [(label, style) for label, _, style in line_styles(comparison) if label in gains]
-    return [
-        (label, style, gains[label].assign(jitter=_jitter(row, len(gains[label]))))
-        for row, (label, style) in enumerate(shown)
-    ]
-
-
-def _jitter(row: int, number: int) -> NDArray[np.float64]:
-    return random_generator(0, "figure", row).uniform(-1, 1, number)
+    shown: list[tuple[str, dict[str, Any], pd.DataFrame]] = []
+    for label, _, style in line_styles(comparison):
+        if label in gains:
+            own, generator = gains[label], random_generator(0, "figure", len(shown))
+            shown.append((label, style, own.assign(jitter=generator.uniform(-1, 1, len(own)))))
+    return shown
 
 
 # ---- Titles ----------------------------------------------------------------------------

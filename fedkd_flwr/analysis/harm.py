@@ -97,19 +97,15 @@ def notes_on_harm(clients: pd.DataFrame) -> list[str]:
     ]
 
 
-LOST_AND_WON = ("safeguarded_lost", "safeguarded_won", "method_lost", "method_won")
+COUNTS = ("safeguarded_lost", "safeguarded_won", "method_lost", "method_won")
 """Test images that only one of two gets right: the private model, or what it is compared with."""
-
-OF_CLIENTS = (*SAFEGUARD_COLUMNS, *LOST_AND_WON)
-"""Columns of `safeguarded`."""
 
 
 def safeguarded(run: Run) -> pd.DataFrame:
     """Return what the safeguard of a run gave each client at the last evaluation.
 
-    By partition-id, the columns `OF_CLIENTS`: accuracies, the weight of the method's model, and the
-    images that only the private model gets right, or only what it is compared with: the deployed
-    prediction, and the method's model alone. No columns for a run without.
+    By partition-id, `SAFEGUARD_COLUMNS`, and `COUNTS` of the private model beside the deployed
+    prediction, and beside the method's model alone. No columns for a run without.
     """
     rows = run.last_evaluations
     if SAFEGUARD_COLUMNS[0] not in rows:
@@ -117,4 +113,4 @@ def safeguarded(run: Run) -> pd.DataFrame:
     found = rows.reindex(columns=[*SAFEGUARD_COLUMNS, "safeguarded_lost", "method_lost"])
     for name, right in (("safeguarded", "safeguarded_correct"), ("method", "correct")):
         found[f"{name}_won"] = rows[right] - rows["private_correct"] + found[f"{name}_lost"]
-    return found[list(OF_CLIENTS)]
+    return found[[*SAFEGUARD_COLUMNS, *COUNTS]]

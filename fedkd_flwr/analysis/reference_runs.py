@@ -17,6 +17,7 @@ from fedkd_flwr.analysis.groups import Groups, labels_by_method, mean_steps
 from fedkd_flwr.analysis.settings import varied_settings
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.runs import ROUNDS, Run, failures_in_words
+from fedkd_flwr.runs.reading import other_data
 
 TRAINING = {
     "learning-rate", "learning-rate-schedule", "local-epochs", "local-iterations", "batch-size",
@@ -136,7 +137,7 @@ class References:
                 "same number"
             )
         reasons += [
-            f"the {key} of seed {_listed(seeds)} differs between {label} and {other}, by the "
+            f"the {key} of seed {', '.join(seeds)} differs between {label} and {other}, by the "
             "digests in config.json; run both on the same data"
             for key, seeds in _other_content(own, others).items()
         ]
@@ -167,20 +168,15 @@ def _excess(runs: list[Run], others: list[Run]) -> tuple[bool, float, int]:
     return not steps >= 0, math.inf if math.isnan(steps) else abs(steps), differing
 
 
-def _other_content(own: Iterable[Run], others: Iterable[Run]) -> dict[str, list[int]]:
+def _other_content(own: Iterable[Run], others: Iterable[Run]) -> dict[str, list[str]]:
     """Return the seeds whose data differ, by the names of the digests that both record."""
-    theirs = {run.config["seed"]: run.description.get("data") or {} for run in others}
-    found: dict[str, list[int]] = defaultdict(list)
+    digests = {run.config["seed"]: run.description.get("data") or {} for run in others}
+    found: dict[str, list[str]] = defaultdict(list)
     for run in own:
         seed = run.config["seed"]
-        for key, digest in (run.description.get("data") or {}).items():
-            if theirs.get(seed, {}).get(key, digest) != digest:
-                found[key].append(seed)
+        for key in other_data(run, digests.get(seed, {})):
+            found[key].append(str(seed))
     return found
-
-
-def _listed(seeds: Iterable[int]) -> str:
-    return ", ".join(map(str, seeds))
 
 
 def _of_method(method: str, groups: Groups) -> list[str]:

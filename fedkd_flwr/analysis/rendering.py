@@ -1,9 +1,7 @@
-"""A comparison's table as a reader sees it: as text, in Markdown and in LaTeX, and on disk."""
+"""A comparison's table as a reader sees it: as text, in Markdown and in LaTeX."""
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,7 +15,6 @@ from fedkd_flwr.analysis.columns import (
     percent,
     points,
 )
-from fedkd_flwr.runs import RunDirectoryError
 
 SHORT_HEADINGS = {
     "accuracy": "accuracy",
@@ -59,17 +56,21 @@ def _gain(row: Mapping[Hashable, Any]) -> str:
     return f"{points(row['gain'])}{interval}"
 
 
-def in_markdown(text: pd.DataFrame, remarks: Sequence[str]) -> str:
-    """Return a rendered table in Markdown, the remarks as a list below it."""
-    rows = markdown_table(text)
+def in_markdown(text: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
+    """Return a table of text in Markdown, numbers right-aligned, the remarks as a list below it."""
+    rule = ["---", *["---:"] * (text.shape[1] - 1)]
+    lines = [list(text.columns), rule, *text.to_numpy().tolist()]
+    rows = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
     listed = "".join(f"- {remark}\n" for remark in remarks)
     return f"{rows}\n{listed}" if listed else rows
 
 
-def in_latex(text: pd.DataFrame, remarks: Sequence[str]) -> str:
-    """Return a rendered table for the package booktabs, the remarks as comments."""
+def in_latex(text: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
+    """Return a table of text for the package booktabs, the remarks as comments."""
     comments = "".join(f"% {remark}\n" for remark in remarks)
-    return comments + latex_table(text)
+    layout = "l" + "r" * (text.shape[1] - 1)
+    rows = text.to_latex(index=False, escape=True, column_format=layout)
+    return comments + rows.replace("±", r"$\pm$")
 
 
 def by_client(clients: pd.DataFrame, labels: Iterable[Any]) -> pd.DataFrame:
@@ -83,33 +84,3 @@ def rendered_clients(means: pd.DataFrame) -> pd.DataFrame:
     text = means.drop(columns="client").map(percent, na_action="ignore").fillna(MISSING)
     text.insert(0, "client", means["client"].map(str))
     return text
-
-
-def markdown_table(text: pd.DataFrame) -> str:
-    """Return a table of text in Markdown, all columns but the first right-aligned."""
-    lines = [
-        list(text.columns),
-        ["---", *["---:"] * (text.shape[1] - 1)],
-        *text.to_numpy().tolist(),
-    ]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def latex_table(text: pd.DataFrame) -> str:
-    """Return a table of text for the package booktabs."""
-    layout = "l" + "r" * (text.shape[1] - 1)
-    rows = text.to_latex(index=False, escape=True, column_format=layout)
-    return str(rows.replace("±", r"$\pm$"))
-
-
-@contextmanager
-def written_to(path: str | Path, what: str) -> Iterator[None]:
-    """Turn an error of the disk into a sentence.
-
-    Raises `RunDirectoryError` if the disk refuses it.
-    """
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunDirectoryError(f"{what} cannot be written to {path}: {reason}.") from None

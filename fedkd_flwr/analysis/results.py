@@ -153,10 +153,7 @@ def run_results(groups: Groups, clients: pd.DataFrame, references: References) -
 
 
 def _means_over_clients(run: Run) -> dict[str, float]:
-    """Return the means over clients of what the last evaluation measured.
-
-    NaN for another moment if one of its clients lacks it.
-    """
+    """Return means over clients at the last evaluation; NaN for a moment that one of them lacks."""
     names = (*MEANS, *SAFEGUARD_COLUMNS, *AT_SECOND_MOMENTS)
     rows = run.last_evaluations.reindex(columns=names)
     return {name: float(rows[name].mean(skipna=name not in AT_SECOND_MOMENTS)) for name in names}

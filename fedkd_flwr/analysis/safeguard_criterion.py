@@ -189,15 +189,13 @@ def _kept(rows: pd.DataFrame) -> float:
 def _over_seeds(
     rows: pd.DataFrame, statistic: Callable[[pd.DataFrame], float], low: float = -math.inf
 ) -> Estimate:
-    """Return a statistic with its interval by the jackknife over seeds.
-
-    Clients of one seed are not independent, so a seed is left out as a whole.
-    """
+    """Return a statistic with its interval by the jackknife over seeds."""
     if rows.empty:
         return Estimate(math.nan)
     value, seeds = statistic(rows), rows["seed"].unique()
     if (count := len(seeds)) < FEWEST_SEEDS:
         return Estimate(value)
+    # Clients of one seed are not independent, so a seed is left out as a whole.
     without = np.array([statistic(rows[rows["seed"] != seed]) for seed in seeds])
     if np.ptp(without) == 0:
         return Estimate(value)  # equal seeds do not say that further ones are equal

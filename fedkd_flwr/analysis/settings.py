@@ -41,14 +41,11 @@ def plan_of(config: Mapping[str, Any]) -> PlanSettings:
 
 @functools.cache
 def _keys_of_others(strategy: str) -> frozenset[str]:
-    """Return the known keys of tables that a method does not read; none if it is unknown.
-
-    A method may read keys of another's table, as PFedDF reads FedDF's.
-    """
+    """Return the known keys of tables that a method does not read; none if it is unknown."""
     method = METHODS.get(strategy)
     if method is None:
         return frozenset()
-    own = method.record.settings_type.flat_keys()
+    own = method.record.settings_type.flat_keys()  # PFedDF's are in FedDF's table too
     return frozenset(name for name in default_values() if "." in name and name not in own)
 
 

@@ -122,14 +122,11 @@ def effect_of(gains: Iterable[float]) -> Effect:
 
 
 def _without_spread(counted: Effect) -> Effect:
-    """Return the effect of equal gains, where t is infinite or undefined.
-
-    Few seeds with coarse accuracies can be equal by chance, so the sign test decides, and there is
-    no interval. Gains of zero in all seeds are those of equal models.
-    """
+    """Return the effect of equal gains, where t is infinite or undefined."""
     decided = counted.above + counted.below
-    if not decided:
+    if not decided:  # equal models
         return replace(counted, low=0.0, high=0.0, deviation=0.0, p_value=1.0)
+    # Few seeds with coarse accuracies can be equal by chance: the sign test, and no interval.
     return replace(counted, p_value=float(stats.binomtest(counted.above, decided).pvalue))
 
 

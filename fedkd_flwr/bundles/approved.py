@@ -7,7 +7,7 @@ Only the digest decides. The files belong to the operator; the app's user reads 
 import hashlib
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,10 +54,7 @@ def read_approvals(file: Path) -> list[Approval]:
 
     Raises `BundleError` if a line does not begin with a digest.
     """
-    return list(_approvals(file))
-
-
-def _approvals(file: Path) -> Iterator[Approval]:
+    approvals = []
     for number, line in enumerate(_lines(file), start=1):
         digest, _, remark = line.partition(" ")
         if not digest or digest.startswith("#"):
@@ -67,7 +64,8 @@ def _approvals(file: Path) -> Iterator[Approval]:
                 f"{file}, line {number}: {digest!r} is no SHA-256 digest, "
                 f"which has {DIGEST_LENGTH} digits 0-9 and a-f"
             )
-        yield Approval(digest, remark.strip())
+        approvals.append(Approval(digest, remark.strip()))
+    return approvals
 
 
 def describe(bundle: Path) -> Approval:

@@ -1,4 +1,4 @@
-"""Pages of the reference that ``fedkd list`` writes: commands and methods."""
+"""Pages of the reference that ``fedkd list`` writes: commands, methods and settings."""
 
 import inspect
 import re
@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from click import Command  # typer's own dependency
 
+    from fedkd_flwr.config.settings_reference import Section
     from strategies.core.method_record import MethodRecord
 
 NEGATION = re.compile(r" / --no-[\w-]+")
@@ -31,6 +32,12 @@ METHODS = """# Methods
 `-c strategy=NAME` chooses one of these methods. `fedkd list settings NAME` prints the settings of
 one, and [results](../../results/README.md) say which one helps."""
 
+SETTINGS = """# Settings
+
+The keys that `fedkd run -c KEY=VALUE`, presets and `[tool.flwr.app.config]` accept.
+A node accepts the values under *on nodes* only, unless its operator
+[approves the run](../how-to/deploy-operate.md#the-policy-of-a-node)."""
+
 
 def generated_by(command: str) -> str:
     """Return the first line of a page that a command writes."""
@@ -39,9 +46,10 @@ def generated_by(command: str) -> str:
 
 def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return a table in Markdown."""
-    lines = [list(headings), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = [list(headings), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    lines = [f"| {' | '.join(line)} |" for line in cells]
+    lines.insert(1, f"|{'---|' * len(cells[0])}")
+    return "\n".join(lines)
 
 
 def commands_in_markdown(program: "Command") -> str:
@@ -133,3 +141,20 @@ def _summary(name: str) -> str:
     """Return the first sentence of the docstring of an object, named as ``module:object``."""
     summary = (inspect.getdoc(resolve_name(name)) or "").split("\n\n")[0]
     return re.sub(r"^Build | \[\d\]_", "", " ".join(summary.split())).rstrip(".")
+
+
+def settings_in_markdown(sections: "Iterable[Section]") -> str:
+    """Return the page docs/reference/settings.md, a table for each section."""
+    parts = [generated_by("fedkd list settings > docs/reference/settings.md"), SETTINGS]
+    headings = ("setting", "default", "allowed", "on nodes", "meaning")
+    for section in sections:
+        parts.append(f"## {section.title}")
+        rows = [
+            (f"`{s.key}`", f"`{s.default}`", s.allowed, s.on_nodes, s.meaning)
+            for s in section.settings
+        ]
+        if rows:
+            parts.append(table(headings, rows))
+        if section.also_read:
+            parts.append(f"Also read: {', '.join(f'`{key}`' for key in section.also_read)}.")
+    return "\n\n".join(parts) + "\n"

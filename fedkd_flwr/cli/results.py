@@ -194,7 +194,7 @@ def print_rows(rows: "pd.DataFrame", layout: str) -> None:
     elif layout == "csv":
         echo(rows.to_csv(index=False))
     else:
-        echo(getattr(rendering, f"{layout}_table")(rows))
+        echo(getattr(rendering, f"in_{layout}")(rows))
 
 
 def cross(

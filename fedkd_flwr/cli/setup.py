@@ -64,28 +64,21 @@ def list_names(
     from fedkd_flwr.config import ConfigError
 
     with one_clear_line():
-        if what not in ("", *LISTS, *FURTHER_LISTS):
-            allowed = ", ".join([*LISTS, *FURTHER_LISTS])
-            raise ConfigError(f"There is no list {what}; type one of {allowed}.")
+        if what and what not in (known := (*LISTS, "settings", "commands")):
+            raise ConfigError(f"There is no list {what}; type one of {', '.join(known)}.")
         if method and what != "settings":
             raise ConfigError(
                 f"The list {what} takes no method. Type: fedkd list settings {method}"
             )
         if what == "settings":
             _list_settings(method)
-            return
-        if what == "commands":
+        elif what == "commands":
             echo(commands_in_markdown(context.find_root().command))
-            return
-        if what == "sweeps":
-            _list_sweeps()
-            return
-        if what == "methods" and not console().is_terminal:
+        elif what == "methods" and not console().is_terminal:
             echo(methods_in_markdown())
-            return
-        for name, show in LISTS.items():
-            if what in ("", name):
-                show()
+        else:
+            for name in [what] if what else FIRST:
+                LISTS[name]()
     if not what:
         say(("Sweeps:", "bold"), " fedkd list sweeps")
         say(("Settings:", "bold"), " fedkd list settings [METHOD]")
@@ -140,11 +133,10 @@ LISTS = {
     "models": _list_models,
     "data": _list_data,
     "presets": _list_presets,
+    "sweeps": _list_sweeps,
 }
-"""The lists by name, in the order in which they are shown."""
-
-FURTHER_LISTS = ("sweeps", "settings", "commands")
-"""Lists that are shown only when they are asked for."""
+FIRST = ("methods", "models", "data", "presets")
+"""The lists that are shown if none is asked for."""
 
 
 def _say_names(title: str, names: Iterable[str]) -> None:
@@ -153,13 +145,14 @@ def _say_names(title: str, names: Iterable[str]) -> None:
 
 def _list_settings(method: str) -> None:
     """Print settings as paragraphs on a terminal, otherwise as Markdown tables."""
-    from fedkd_flwr.config.settings_reference import in_markdown, settings_reference
+    from fedkd_flwr.cli.reference import settings_in_markdown
+    from fedkd_flwr.config.settings_reference import settings_reference
 
     sections = settings_reference(method)
     if not sections:
         say(f"{method} has no settings of its own.", to=errors())
     if not console().is_terminal:
-        echo(in_markdown(sections))
+        echo(settings_in_markdown(sections))
         return
     for section in sections:
         say((f"\n{section.title}", "bold underline"))

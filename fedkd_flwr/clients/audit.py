@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message
 from fedkd_flwr.bundles.approved_runs import digest_of_run
 from fedkd_flwr.clients.policy import NodeConfigError, read_policy
 from fedkd_flwr.clients.privacy_ledger import LEDGER, DamagedLedgerError, PrivacyLedger
-from fedkd_flwr.files import open_private
+from fedkd_flwr.files import now, open_private
 from strategies.core.flower import log
 from strategies.core.replies import arrays_of, record_of
 
@@ -72,7 +71,7 @@ def _asked(message: Message, context: Context) -> dict[str, Any]:
     except ValueError:  # it cannot be read, which the error says
         digest = ""
     return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "time": now(),
         "server": message.metadata.src_node_id,
         "flower-run": context.run_id,
         "message": message.metadata.message_type[:MOST_LETTERS],

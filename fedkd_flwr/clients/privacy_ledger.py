@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from fedkd_flwr.clients.policy import PolicyError
-from fedkd_flwr.files import lock_file, open_private, sync
+from fedkd_flwr.files import lock_file, now, open_private, sync
 from fedkd_flwr.training.dp_sgd import added, epsilon_spent
 from strategies.core.privacy import epsilon_of
 
@@ -83,8 +82,7 @@ class PrivacyLedger:
         """
         with self._locked() as file:
             self._check(self._read(file), entry)
-            time = datetime.now(UTC).isoformat(timespec="seconds")
-            line = {"time": time, "run": run_id, "round": server_round, **entry}
+            line = {"time": now(), "run": run_id, "round": server_round, **entry}
             file.write(json.dumps(line).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

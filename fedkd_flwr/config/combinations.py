@@ -72,12 +72,10 @@ def _check_data(run: RunConfig) -> None:
             f"{run.strategy} {does} on public samples; set public-dataset to "
             "held-out or a data set, and public-size to at least 1."
         )
-    has_validation = bool(min(read_split(run.data.split)[1]))
-    if Need.VALIDATION_DATA in record.needs and not has_validation:
-        raise ConfigError(
-            f"{run.strategy} needs validation data; set client-split to something like 70/10/20."
-        )
+    if min(read_split(run.data.split)[1]):
+        return
     on = {
+        run.strategy: Need.VALIDATION_DATA in record.needs,
         "patience": run.plan.patience,
         "keep-best": run.keep_best,
         "fine-tune-early-stopping": run.training.fine_tune_early_stopping,
@@ -85,10 +83,9 @@ def _check_data(run: RunConfig) -> None:
         "safeguard": run.plan.safeguard.is_on,
     }
     for key, is_set in on.items():
-        if is_set and not has_validation:
+        if is_set:
             raise ConfigError(
-                f"{key} needs accuracy on validation data; set client-split to something like "
-                "70/10/20."
+                f"{key} needs validation data; set client-split to something like 70/10/20."
             )
 
 

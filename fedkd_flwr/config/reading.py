@@ -202,9 +202,10 @@ def _own_method(flat: Mapping[str, Any]) -> Method | None:
 
 def with_own_settings_unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flat run config with the contents of `OWN_SETTINGS` under their own keys."""
-    text = flat.get(OWN_SETTINGS, "")
+    plain = dict(flat)
+    text = plain.pop(OWN_SETTINGS, "")
     if text == "":
-        return {name: value for name, value in flat.items() if name != OWN_SETTINGS}
+        return plain
     try:
         own = flatten(tomllib.loads(f"own = {{ {text} }}")["own"])
         json.dumps(own)  # neither dates nor times
@@ -213,7 +214,6 @@ def with_own_settings_unpacked(flat: Mapping[str, Any]) -> dict[str, Any]:
             f"{OWN_SETTINGS} = {text!r}: write it as TOML, such as my-method.mu = 0.1, "
             "my-method.rule = 'mean'."
         ) from None
-    plain = {name: value for name, value in flat.items() if name != OWN_SETTINGS}
     if twice := sorted(own.keys() & {*plain, *known_names()}):
         raise ConfigError(f"{OWN_SETTINGS} holds {twice[0]}, which is a key by itself.")
     return {**plain, **own}

@@ -8,14 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from fedkd_flwr.analysis.columns import in_bytes
-from fedkd_flwr.analysis.rendering import written_to
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.files import plain_name, replacing
-from fedkd_flwr.runs import absolute
+from fedkd_flwr.runs import absolute, writing
 
 LABEL_WIDTH = 52
 """Maximum line length of a label in a legend."""
@@ -46,24 +45,19 @@ LONGEST_TICK = 12
 """Maximum number of characters of a client's name at a tick."""
 
 
-def percent(value: float, position: int | None = None) -> str:
+def percent(value: float, position: float | None = None) -> str:
     """Return a fraction as a percentage, as a tick label of an axis or a color bar."""
     return f"{100 * value:.3g}%"
-
-
-def in_percent(axis: Axis) -> None:
-    """Label the fractions along an axis as percentages."""
-    axis.set_major_formatter(FuncFormatter(percent))
 
 
 def in_points(axis: Axis) -> None:
     """Label differences of fractions along an axis in percentage points, with their sign."""
 
-    def points(value: float, position: int | None = None) -> str:
+    def points(value: float, position: float | None = None) -> str:
         rounded = round(100 * value, 6)
         return f"{rounded:+.3g}" if rounded else "0"
 
-    axis.set_major_formatter(FuncFormatter(points))
+    axis.set_major_formatter(points)
 
 
 def bytes_across(axes: Axes) -> None:
@@ -72,7 +66,7 @@ def bytes_across(axes: Axes) -> None:
     axis = axes.xaxis
     axis.set_major_locator(LogLocator(numticks=8))
     axis.set_minor_formatter(NullFormatter())
-    axis.set_major_formatter(FuncFormatter(lambda size, position: in_bytes(size)))
+    axis.set_major_formatter(lambda size, position: in_bytes(size))
 
 
 def client_ticks(
@@ -114,12 +108,12 @@ def write_figures(
         raise ConfigError(
             f"Unknown figure format {file_format}; choose one of {', '.join(FORMATS)}."
         )
-    directory = absolute(folder)
-    paths = []
-    with written_to(directory, "The figures"):
+    directory, paths = absolute(folder), []
+    what = f"The folder of figures {directory}"
+    with writing(what):
         directory.mkdir(parents=True, exist_ok=True)
     for name, figure in figures:
         paths.append(directory / f"{plain_name(name)}.{file_format}")
-        with written_to(directory, "The figures"), replacing(paths[-1]) as temporary:
+        with writing(what), replacing(paths[-1]) as temporary:
             figure.savefig(temporary, format=file_format, dpi=150)
     return paths

@@ -67,11 +67,9 @@ def draw_genotypes(run: Run, folder: Path | str, file_format: str = "png") -> li
 
 
 def _draw_cell(axes: Axes, cell: tuple[Node, ...]) -> None:
-    """Draw one cell as a staircase from the upper left to the lower right.
-
-    Each edge has its own lane: a line goes down from its source to the lane, right to its
-    operation, and from there to its node. Later nodes have lower lanes, so no line crosses a box.
-    """
+    """Draw one cell as a staircase from the upper left to the lower right."""
+    # Each edge has its own lane: a line goes down from its source to the lane, right to its
+    # operation, and from there to its node. Later nodes have lower lanes, so no line crosses a box.
     places = [(0, 0), (1, 0)]
     end = (2 * len(cell) + 2, -sum(map(len, cell)) - 1)
     lane = 0

@@ -31,10 +31,10 @@ from fedkd_flwr.data.registry import DataError
 from fedkd_flwr.plots.axes import (
     FIGURE_WIDTH,
     bytes_across,
-    in_percent,
     in_points,
     legend_below,
     new_figure,
+    percent,
     write_figures,
 )
 from fedkd_flwr.plots.heat_maps import plot_clusters, plot_partition, plot_sharing
@@ -57,7 +57,7 @@ def plot_accuracy_over_rounds(comparison: Comparison) -> Figure:
     are paler.
     """
     figure, axes = new_figure("Round", "Mean accuracy over clients")
-    in_percent(axes.yaxis)
+    axes.yaxis.set_major_formatter(percent)
     axes.set_title(comparison_title(comparison), fontsize="medium")
     alpha = min(0.14, 0.9 / len(comparison.groups))
     for label, runs, style in line_styles(comparison):
@@ -77,7 +77,7 @@ def plot_run(run: Run) -> Figure:
     """Plot mean accuracy over rounds, with a band from the worst to the best client."""
     rows = run.rounds.dropna(subset="accuracy_mean")
     figure, axes = new_figure("Round", "Accuracy of clients")
-    in_percent(axes.yaxis)
+    axes.yaxis.set_major_formatter(percent)
     axes.plot(rows["round"], rows["accuracy_mean"], color=COLORS[0], marker="o", label="mean")
     axes.fill_between(
         rows["round"], rows["accuracy_min"], rows["accuracy_max"],

@@ -19,6 +19,7 @@ from fedkd_flwr.runs.folders import (
     default_run_directory,
     require_new,
     require_writable,
+    writing,
 )
 from fedkd_flwr.runs.reading import Run, load_run
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config

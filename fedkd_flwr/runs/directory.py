@@ -13,8 +13,7 @@ attempt changes nothing.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from time import monotonic
@@ -59,9 +58,10 @@ from fedkd_flwr.runs.folders import (
     lock_directory,
     remove_empty,
     require_new,
+    writing,
 )
 from fedkd_flwr.runs.provenance import ACCEPTED, python_here, python_of
-from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run
+from fedkd_flwr.runs.reading import MATRICES, Run, damaged, load_run, other_data
 from fedkd_flwr.runs.recorded import names_of_code
 from fedkd_flwr.runs.start_from import STARTED, begin_from_start
 from fedkd_flwr.runs.summary import describe_leg, describe_run, summarize
@@ -143,8 +143,7 @@ class RunDirectory(Observer):
 
     def compare_data(self, digests: Mapping[str, str]) -> None:
         """Warn of data that are not those with which the run was started."""
-        recorded = self.run.description.get("data") or {}
-        for key in (key for key in digests if digests[key] != recorded.get(key, digests[key])):
+        for key in other_data(self.run, digests):
             log(WARNING, "The %s of this run has changed since the run was started.", key)
 
     @property
@@ -170,7 +169,8 @@ class RunDirectory(Observer):
                 model.parent.mkdir(exist_ok=True)
                 write_arrays(model, record.global_model, durable=False)
             for name, rows in record.tables.items():
-                self._append(f"{name}.jsonl", rows)
+                with open_private(self.path / f"{name}.jsonl", "a") as file:
+                    file.write(as_lines(rows))
             sync_round(self.path, record.server_round, self._appended)
             if self._state_dir:  # the memories of clients elsewhere are written there
                 folder = SharedFolder.of_run(absolute(self._state_dir), self.run_id)
@@ -189,7 +189,7 @@ class RunDirectory(Observer):
 
     def about_to_ask(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Save state that must survive if the round is interrupted."""
-        with self._writing():
+        with writing(self.path):
             write_notes(self.path, state)
 
     def global_model(self, server_round: int) -> dict[str, NDArray[Any]]:
@@ -203,12 +203,12 @@ class RunDirectory(Observer):
     def newcomers_received(self, rows: list[Row]) -> None:
         """Record the rows of clients that joined after the last round; all others stay."""
         run, self._continued_as = self.run, None
-        with self._writing():
+        with writing(self.path):
             write_newcomers(run, rows)
 
     def finish(self) -> Run:
         """Write the summary, and return the finished run."""
-        with self._writing():
+        with writing(self.path):
             self._begin_to_continue()
             keep_last_checkpoint(self.path)
             summary = summarize(Run(self.path), self.seconds)
@@ -251,7 +251,7 @@ class RunDirectory(Observer):
         description = describe_run(configuration)
         if data:
             description["data"] = data.digests
-        with self._writing():
+        with writing(self.path):
             if configuration.run.start_from:
                 digests = data.digests if data else {}
                 begun = begin_from_start(self.path, description["id"], configuration, digests)
@@ -294,8 +294,19 @@ class RunDirectory(Observer):
     def _begin_to_continue(self) -> None:
         """Drop what is newer than the checkpoint, and record how the run is continued."""
         run, self._continued_as = self._continued_as, None
-        if run:
-            begin_to_continue(run, self._sizes)
+        if not run:
+            return
+        completed = run.until or 0
+        # In this order, a power cut in between leaves a run that continues after the same round.
+        forget_checkpoints_after(run.path, completed)
+        (run.path / "summary.json").unlink(missing_ok=True)
+        sync(run.path)
+        write_json(run.path / "config.json", run.description)
+        for name, size in self._sizes.items():
+            os.truncate(run.path / name, size)
+        for model in global_models(run.path):
+            if round_of(model) > completed:
+                model.unlink()
 
     def _begin_files(self, record: RoundRecord) -> None:
         """Note the files of a round, and remove those that only a lost round has written."""
@@ -304,33 +315,6 @@ class RunDirectory(Observer):
         for name in files - self._appended:
             (self.path / name).unlink(missing_ok=True)
         self._appended |= files
-
-    def _append(self, name: str, rows: list[Row]) -> None:
-        with open_private(self.path / name, "a") as file:
-            file.write(as_lines(rows))
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or error
-            raise RunDirectoryError(f"{self.path} cannot be written: {reason}.") from error
-
-
-def begin_to_continue(run: Run, sizes: Mapping[str, int]) -> None:
-    """Drop what is newer than the checkpoint, and record how the run is continued."""
-    completed = run.until or 0
-    # In this order, a power cut in between leaves a run that continues after the same round.
-    forget_checkpoints_after(run.path, completed)
-    (run.path / "summary.json").unlink(missing_ok=True)
-    sync(run.path)
-    write_json(run.path / "config.json", run.description)
-    for name, size in sizes.items():
-        os.truncate(run.path / name, size)
-    for model in global_models(run.path):
-        if round_of(model) > completed:
-            model.unlink()
 
 
 def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) -> None:

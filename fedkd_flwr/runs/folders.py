@@ -1,16 +1,17 @@
 """Folders of runs: names, errors, checks before any client works, and the lock of their writer."""
 
-import contextlib
 import os
 import socket
 import tempfile
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from itertools import chain
 from logging import WARNING
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from fedkd_flwr.files import lock_file, plain_name
+from fedkd_flwr.files import lock_file, now, plain_name
 from strategies.core.flower import log
 
 if TYPE_CHECKING:
@@ -54,17 +55,25 @@ def absolute(path: str | Path) -> Path:
     return found
 
 
+@contextmanager
+def writing(what: object) -> Iterator[None]:
+    """Turn an error of the disk into a `RunDirectoryError`, which says what cannot be written."""
+    try:
+        yield
+    except RunDirectoryError:  # which is an OSError too, and says what is wrong
+        raise
+    except OSError as error:
+        raise RunDirectoryError(f"{what} cannot be written: {error.strerror or error}.") from error
+
+
 def require_writable(folder: Path, name: str) -> None:
     """Check that files can be written to a folder; leave nothing there."""
     missing: list[Path] = []
     try:
-        missing = [part for part in (folder, *folder.parents) if not part.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunDirectoryError(f"The {name} {folder} cannot be written: {reason}.") from None
+        with writing(f"The {name} {folder}"):
+            missing = [part for part in (folder, *folder.parents) if not part.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
     finally:
         remove_empty(missing)
 
@@ -93,20 +102,18 @@ def remove_empty(folders: list[Path]) -> None:
     """Remove the empty ones of some folders; inner folders come first."""
     for folder in folders:
         # The folder may be gone, or hold files of somebody else.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             folder.rmdir()
 
 
 def lock_directory(path: Path) -> IO[str]:
     """Lock a run directory against other processes."""
     folder = path / "checkpoint"
-    try:
+    with writing(folder):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)  # results may identify patients
         folder.mkdir(exist_ok=True)
         file = (folder / "lock").open("a+")
-    except OSError as error:
-        raise RunDirectoryError(f"{folder} cannot be written: {error.strerror or error}.") from None
     file.seek(0)
     if not _lock_exclusively(file):
         holder = file.read().strip() or "another process"
@@ -116,10 +123,9 @@ def lock_directory(path: Path) -> IO[str]:
             "(`flwr stop`, or end the process) before you continue it."
         )
     # On a full disk the lock works without the name of its holder.
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         file.truncate()
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write(f"process {os.getpid()} on {socket.gethostname()} (since {now})")
+        file.write(f"process {os.getpid()} on {socket.gethostname()} (since {now()})")
         file.flush()
     return file
 

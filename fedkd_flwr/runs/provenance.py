@@ -55,8 +55,7 @@ def other_major_versions(description: Mapping[str, Any]) -> list[str]:
 
     Before version 1, the second number counts as the major version.
     """
-    legs = [description, *description.get("continued", [])]
-    last: Mapping[str, Any] = next((leg for leg in reversed(legs) if "versions" in leg), {})
+    last = _last_leg(description)
     project = last.get("project", {}).get("version", __version__)
     before = {"fedkd-flwr": project, **last.get("versions", {})}
     now = {"fedkd-flwr": __version__, **{name: version(name) for name in DECISIVE}}
@@ -120,7 +119,7 @@ def digests_of_code(config: Mapping[str, Any]) -> dict[str, str]:
 
 def python_here() -> str:
     """Return the minor version of Python, such as ``3.12``."""
-    return python_of({"versions": {"python": platform.python_version()}})
+    return minor_version(platform.python_version())
 
 
 def python_of(description: Mapping[str, Any]) -> str:
@@ -156,8 +155,7 @@ def accept_code(run: Run, config: Mapping[str, Any]) -> None:
 
 def has_accepted_code(description: Mapping[str, Any]) -> bool:
     """Return whether a run counts as made with one code, and was not."""
-    legs = [description, *description.get("continued", [])]
-    recorded = [leg["code"] for leg in legs if "code" in leg]
+    recorded = [leg["code"] for leg in _legs(description) if "code" in leg]
     return ACCEPTED in description or any(code != recorded[0] for code in recorded)
 
 
@@ -190,8 +188,14 @@ def _agree(one: Run, other: Run) -> bool:
     return all(before[name] == now[name] for name in before.keys() & now.keys())
 
 
+def _legs(description: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what describes each process that wrote a run."""
+    return [description, *description.get("continued", [])]
+
+
+def _last_leg(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next((leg for leg in reversed(_legs(description)) if "versions" in leg), {})
+
+
 def _last_maker(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    legs = [description, *description.get("continued", [])]
-    return description.get(ACCEPTED) or next(
-        (leg for leg in reversed(legs) if "versions" in leg), {}
-    )
+    return description.get(ACCEPTED) or _last_leg(description)

@@ -488,6 +488,12 @@ def evaluations_in(row: Row) -> list[Row]:
     return found
 
 
+def other_data(run: Run, digests: Mapping[str, str]) -> list[str]:
+    """Return the names of the digests of data that the run has recorded otherwise."""
+    recorded = run.description.get("data") or {}
+    return [name for name, digest in digests.items() if recorded.get(name, digest) != digest]
+
+
 def legs_of(description: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], slice]]:
     """Return what describes each process that wrote a run, and its rounds that count."""
     legs = [{**description, "after_round": 0}, *description.get("continued", [])]

@@ -18,7 +18,7 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.runs.checkpoint import Checkpoint, checkpoint_files, write_checkpoint
 from fedkd_flwr.runs.continuing import require_memories
 from fedkd_flwr.runs.folders import RunDirectoryError, absolute
-from fedkd_flwr.runs.reading import Run, load_run
+from fedkd_flwr.runs.reading import Run, load_run, other_data
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
 from strategies.core.membership import MEMBERS
 from strategies.core.rounds import RoundRecord
@@ -108,8 +108,7 @@ def begin_from_start(
     if not wanted.run.state_dir:
         raise ConfigError(f"{START} needs state-dir, the folder of the clients' memory.")
     before, checkpoint = require_start(wanted)
-    recorded = before.description.get("data") or {}
-    if others := [key for key in data if data[key] != recorded.get(key, data[key])]:
+    if others := other_data(before, data):
         raise RunDirectoryError(
             f"A run cannot start from {before.path}: its clients had other samples, by the digest "
             f"of its {others[0]}."

@@ -3,9 +3,9 @@
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from fedkd_flwr.files import now
 from fedkd_flwr.runs.continuing import received_by
 from fedkd_flwr.runs.provenance import digests_of_code, provenance
 from fedkd_flwr.runs.reading import Run
@@ -36,15 +36,13 @@ def describe_leg(
     configuration: "Configuration", after_round: int, changes: Mapping[str, tuple[Any, Any]]
 ) -> dict[str, Any]:
     """Return what ``config.json`` holds of a continuation: code, packages, machine, settings."""
-    made_by = provenance(configuration.run.server_device)
-    code = {"code": digests_of_code(configuration.flat())}
-    when = {"after_round": after_round, "started": now()}
-    return {**when, "changes": dict(changes), **code, **made_by}
-
-
-def now() -> str:
-    """Return the time in the format of the run's files."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return {
+        "after_round": after_round,
+        "started": now(),
+        "changes": dict(changes),
+        "code": digests_of_code(configuration.flat()),
+        **provenance(configuration.run.server_device),
+    }
 
 
 def summarize(run: Run, seconds: float) -> dict[str, Any]:

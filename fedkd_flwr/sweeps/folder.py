@@ -5,7 +5,6 @@ import json
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from fedkd_flwr import engines
 from fedkd_flwr.analysis.settings import defining_settings
 from fedkd_flwr.config import OWN_SETTINGS, ConfigError, Configuration
 from fedkd_flwr.config.run_config import Scalar
+from fedkd_flwr.files import now
 from fedkd_flwr.runs import (
     Run,
     RunDirectoryError,
@@ -105,7 +105,7 @@ def record_failure(folder: Path, name: str, failure: Failure) -> None:
         "run": name,
         "error": f"{failure.kind}: {failure.message}",
         "traceback": failure.traceback,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "time": now(),
     }
     with (folder / "failures.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")

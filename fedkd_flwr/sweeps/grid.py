@@ -23,7 +23,7 @@ named after its settings, so that a second call finds it.
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
@@ -51,13 +51,12 @@ Selection = Mapping[str, Scalar | Collection[Scalar]]
 
 
 def read_sweep(
-    path: str | Path, settings: Mapping[str, Scalar] | None = None, only: Selection | None = None
+    path: str | Path, settings: Mapping[str, Scalar] | None = None
 ) -> dict[str, Configuration]:
     """Read a sweep file and validate every run of it."""
     path = sweep_file(path)
     settings = dict(settings or {})
-    base, grids = _read_tables(path)
-    varied = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
+    base, varied = _read_tables(path)
     custom: set[str] = set()
     for run in varied:
         with _named(path, run):
@@ -80,7 +79,7 @@ def read_sweep(
         log(WARNING, "No run of the sweep %s reads %s: ignored.", path, ", ".join(by_nobody))
     if ignoring := [f"{name} ignores {', '.join(keys)}" for name, keys in ignored.items() if keys]:
         log(INFO, "Methods ignore the settings of others: %s.", "; ".join(ignoring))
-    return select_runs(path, configurations, only) if only else configurations
+    return configurations
 
 
 def select_runs(
@@ -172,8 +171,8 @@ def sweep_file(name: str | Path) -> Path:
     return file
 
 
-def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[list[dict[str, Any]]]]]:
-    """Return the settings that all runs share, and the choices of each axis of each grid."""
+def _read_tables(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the settings that all runs share, and those that each run has besides."""
     content = load_toml(path, "sweep")
     if not content.keys() & {"base", "grid"}:
         raise ConfigError(
@@ -191,7 +190,11 @@ def _read_tables(path: Path) -> tuple[dict[str, Any], list[list[list[dict[str, A
     if preset:
         beside = path.parent / str(preset)
         shared = {**read_toml(beside if beside.is_file() else str(preset)), **shared}
-    return shared, [_axes(path, grid) for grid in grids]
+    return shared, [
+        {key: value for choice in choices for key, value in choice.items()}
+        for grid in grids
+        for choices in itertools.product(*_axes(path, grid))
+    ]
 
 
 def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
@@ -213,10 +216,6 @@ def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:
     return [flatten(value) for value in values]
 
 
-def _merged(choices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for choice in choices for name, value in choice.items()}
-
-
 @contextmanager
 def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
     try:
@@ -228,8 +227,7 @@ def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
 
 def refuse_replaced_values(path: str | Path, settings: Mapping[str, Scalar]) -> None:
     """Refuse settings of all runs that the grid varies: they would leave nothing to compare."""
-    _, grids = _read_tables(sweep_file(path))
-    runs = [_merged(choices) for axes in grids for choices in itertools.product(*axes)]
+    _, runs = _read_tables(sweep_file(path))
     for name, value in settings.items():
         values = list(dict.fromkeys(str(run[name]) for run in runs if name in run))
         if values:

@@ -103,10 +103,6 @@ SweepListener = Callable[[str, Mapping[str, Any]], None]
 """Is called with a run's name and the row of a finished round."""
 
 
-EndedRuns = Generator[tuple[SweepRun, Failure | None], None, None]
-"""Runs as they end, each with its failure or None."""
-
-
 def run_sweep(
     path: str | Path,
     output_dir: str | Path | None = None,
@@ -296,7 +292,8 @@ def _continued(run: SweepRun, on_round: OnRound | None) -> bool:
 
 def _in_parallel(
     runs: Iterable[SweepRun], jobs: int, cpus: int, gpus: float, listen: SweepListener
-) -> EndedRuns:
+) -> Generator[tuple[SweepRun, Failure | None], None, None]:
+    """Yield runs as they end, each with its failure or None."""
     seen: dict[str, int] = {}
 
     def read_rounds(running: Collection[SweepRun]) -> None:

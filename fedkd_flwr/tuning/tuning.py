@@ -191,11 +191,9 @@ def _tuned(search: MethodSearch) -> Tuned:
 
 
 def _interval(accuracy: float, runs: Sequence[Run]) -> tuple[float, float]:
-    """Return the Wilson interval of a trial's mean validation accuracy over clients and seeds.
-
-    Its number of samples is Kish's effective one for unequal weights: a client with n samples has
-    the variance p(1 - p) / n, and so has the mean over clients with this number of samples.
-    """
+    """Return the Wilson interval of a trial's mean validation accuracy over clients and seeds."""
+    # Its number of samples is Kish's effective one for unequal weights: a client with n samples has
+    # the variance p(1 - p) / n, and so has the mean over clients with this number of samples.
     inverse = 0.0
     for run in runs:
         clients = run.clients
