@@ -385,7 +385,7 @@ def test_clients_are_counted_as_they_answer(small, tmp_path, cohort):
 
     values = {**small, "models": "mlp", "num-server-rounds": 2, "cohort": cohort}
     configuration = resolve_output(fedkd_flwr.config.read_config(values), tmp_path)
-    find_engine("in-process")(configuration, Answers())
+    find_engine("in-process")(configuration, Answers(), None)
     clients = small["num-clients"]
     trained = [(done, total) for kind, done, total in told if kind == "train"]
     # Two rounds, and the last distillation.

@@ -20,7 +20,7 @@ from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.clients.tracebacks import Tracebacks, stop_at_own_code
 from fedkd_flwr.config import ConfigError, Configuration
 from fedkd_flwr.grids import MessageGrid
-from fedkd_flwr.memory import InProcessContext, Memory
+from fedkd_flwr.memory import InProcessContext, Memory, memories_in
 from fedkd_flwr.models import model_pool
 from fedkd_flwr.models.features import own_widths
 from fedkd_flwr.runs import Run
@@ -104,8 +104,7 @@ class InProcessGrid(MessageGrid):
 
     def memories(self) -> dict[int, Memory]:
         """Return the memories of clients whose contexts hold them, by partition-id."""
-        kept = self.contexts.items()
-        return {n: context.memory for n, context in kept if isinstance(context, InProcessContext)}
+        return memories_in(self.contexts)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of all clients."""

@@ -22,5 +22,6 @@ from fedkd_flwr.memory.memory import (
     Place,
     State,
     StoredState,
+    memories_in,
     own_context,
 )

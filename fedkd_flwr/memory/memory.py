@@ -228,6 +228,12 @@ class InProcessContext(Context):
         self.memory = memory
 
 
+def memories_in(contexts: Mapping[int, Context]) -> dict[int, Memory]:
+    """Return the memories of the contexts that hold one."""
+    kept = contexts.items()
+    return {n: context.memory for n, context in kept if isinstance(context, InProcessContext)}
+
+
 class ContextOfNode:
     """Flower's own context of a client, as on the nodes of a federation and under Ray.
 

@@ -169,8 +169,7 @@ class RunDirectory(Observer):
                 model.parent.mkdir(exist_ok=True)
                 write_arrays(model, record.global_model, durable=False)
             for name, rows in record.tables.items():
-                with open_private(self.path / f"{name}.jsonl", "a") as file:
-                    file.write(as_lines(rows))
+                self._append(f"{name}.jsonl", rows)
             sync_round(self.path, record.server_round, self._appended)
             if self._state_dir:  # the memories of clients elsewhere are written there
                 folder = SharedFolder.of_run(absolute(self._state_dir), self.run_id)
@@ -315,6 +314,10 @@ class RunDirectory(Observer):
         for name in files - self._appended:
             (self.path / name).unlink(missing_ok=True)
         self._appended |= files
+
+    def _append(self, name: str, rows: list[Row]) -> None:
+        with open_private(self.path / name, "a") as file:
+            file.write(as_lines(rows))
 
 
 def sync_round(run_directory: Path, server_round: int, appended: Iterable[str]) -> None:
