@@ -4,7 +4,7 @@ The latter are compared: clients with equal losses may be trained together. Clie
 such as the center of a proximal term, are the `tensors` of a loss, and are not compared.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,9 +36,13 @@ class Distillation:
 
 @dataclass(frozen=True)
 class CoDistillation:
-    """Cross-entropy plus lambda times the squared distance to a centroid (PerFed-CKT, Eq. 1)."""
+    """Cross-entropy plus a weight times the squared distance to a centroid (PerFed-CKT, Eq. 1).
+
+    `weight` is lambda, and `private_loss` f_k, the mean loss of the model on the private batch.
+    """
 
     weight: float
+    private_loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = cross_entropy
 
     def __call__(
         self,
@@ -56,7 +60,7 @@ class CoDistillation:
         pull = squared_distance(functional.softmax(model(public), dim=1), centroid)
         if factors is not None:
             pull = factors.mean() * pull
-        return cross_entropy(model, images, labels) + self.weight * pull
+        return self.private_loss(model, images, labels) + self.weight * pull
 
 
 def kl_to_teacher(
