@@ -230,6 +230,8 @@ def test_without_a_public_set_an_operator_names_the_statistics(tmp_path):
         ([0, 0, 0], [1]),
         (0, 1),
         ([0, 0, 0], [1, 0, 1]),
+        ([0, float("nan"), 0], [1, 1, 1]),
+        ([0, 0, 0], [1, float("inf"), 1]),
     ):
         file.write_text(json.dumps({"mean": mean, "deviation": deviation}))
         with pytest.raises(DataError, match="needs the lists mean and deviation, each of 3 num"):

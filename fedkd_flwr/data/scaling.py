@@ -147,11 +147,12 @@ def statistics_in(path: str, columns: int) -> Standardized:
         isinstance(found, Standardized)
         and found.mean.shape[:1] == found.deviation.shape[:1] == (columns,)
         and (found.deviation + found.added > 0).all()
+        and torch.isfinite(torch.cat([found.mean.flatten(), found.deviation.flatten()])).all()
     ):
         return found
     raise DataError(
-        f"input-statistics needs the lists mean and deviation, each of {columns} numbers, and "
-        "deviations above 0"
+        f"input-statistics needs the lists mean and deviation, each of {columns} numbers that "
+        "are finite, and deviations above 0"
     )
 
 
