@@ -2,7 +2,7 @@
 
 uv run fedkd run -c strategy=examples.ensemble_alone:ensemble_alone -c models=lenet
 
-What this gains over `local` is the gain of two models in place of one. What `fedapen` gains over
+What this gains over `local` is the gain of two models instead of one. What `fedapen` gains over
 this is the gain of the others' knowledge.
 """
 

@@ -141,7 +141,7 @@ def file_of(name: str, folder: Path = PUBLISHED) -> Path:
 
 
 def write_set(name: str, runs: Sequence[Run], folder: Path = PUBLISHED) -> None:
-    """Write a set in place of the set of its name; equal runs give equal bytes."""
+    """Write a set over the one of its name; equal runs give equal bytes."""
     sets, file = dict(_lines(file_of(name, folder))), file_of(name, folder)
     sets[name] = [json.dumps({"set": name, **published(run)}) for run in runs]
     lines = [line for one in sorted(sets) for line in sets[one]]

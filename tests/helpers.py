@@ -32,7 +32,7 @@ from strategies.core.replies import Reply
 
 
 def run_with(app, flat, folder, grid_type=InProcessGrid, nodes=None, node_configs=None, **changes):
-    """Run in this process with `app` in place of the clients; return the run and the grid.
+    """Run in this process with `app` instead of the clients; return the run and the grid.
 
     There are as many nodes as clients if `nodes` is left out. With ``cohort = "on"``, clients of a
     `Witness` of the real app train together.
@@ -198,7 +198,7 @@ def breaking(change, partition_id=1, phase="train", only_round=None, answer=clie
 
 
 def replacing(**arrays):
-    """Return a change of a reply that sends these arrays in place of its own."""
+    """Return a change of a reply that sends these arrays instead of its own."""
     packed = {k: a if isinstance(a, Array) else Array(a) for k, a in arrays.items()}
 
     def change(reply):
@@ -209,7 +209,7 @@ def replacing(**arrays):
 
 
 def changing(change):
-    """Return a change of a reply that sends what ``change(arrays)`` returns in place of its own."""
+    """Return a change of a reply that sends what ``change(arrays)`` returns instead of its own."""
     return lambda reply: replacing(**change(arrays_of(reply)))(reply)
 
 

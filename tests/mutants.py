@@ -27,7 +27,7 @@ NUMBERS = "test_stored_runs"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake: ``new`` in place of ``old`` in a file, and the files of tests that concern it."""
+    """A mistake: ``new`` instead of ``old`` in a file, and the files of tests that concern it."""
 
     name: str
     about: str

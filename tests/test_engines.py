@@ -198,7 +198,7 @@ Path("summary.json").write_text(Path("../whole/summary.json").read_text())
 
 @pytest.fixture
 def continued(small, tmp_path, monkeypatch):
-    """Return a run of three rounds, and continue a run with a script in place of Flower."""
+    """Return a run of three rounds, and continue a run with a script instead of Flower."""
     settings = {**small, "strategy": "local", "models": "mlp", "local-iterations": 1}
     settings |= {"num-server-rounds": 3}
     whole = fedkd_flwr.run(settings, output_dir=tmp_path / "whole")

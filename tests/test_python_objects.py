@@ -1,4 +1,4 @@
-"""Python objects in place of names: models, methods, data, in one process."""
+"""Python objects instead of names: models, methods, data, in one process."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Clients whose model is an estimator: refits in place of gradient steps."""
+"""Clients whose model is an estimator: refits instead of gradient steps."""
 
 import math
 from dataclasses import replace

@@ -104,7 +104,7 @@ class LocalTraining:
     def private_generator(self, purpose: str, *indices: int) -> np.random.Generator:
         """Return a generator of draws among private samples.
 
-        For a node's own data, unless trusted, each message has a secret in place of the run's seed.
+        For a node's own data, unless trusted, each message has a secret instead of the run's seed.
         With one seed, two runs could differ in a single batch.
         """
         seed = self._secret if self._hides_draws else self.run.plan.seed

@@ -18,7 +18,7 @@ from typing import Any
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _OWN = re.compile(f"{_DOTTED}:{_DOTTED}", re.ASCII)
 
-OBJECT = "object"  # stands in place of the module in the names of objects that no module holds
+OBJECT = "object"  # stands for the module in the names of objects that no module holds
 OF_THIS_PROCESS = (OBJECT, "__main__")  # what a name begins with that other processes cannot find
 
 OURS = ("fedkd_flwr", "strategies")

@@ -29,7 +29,7 @@ DIGITS = 12  # hexadecimal digits of a digest that are part of a name
 
 
 def name_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return run config values with names in place of Python objects.
+    """Return run config values with names instead of Python objects.
 
     Parameters
     ----------

@@ -381,7 +381,7 @@ def _build_client(
 
 
 def _with_evaluated_split(parts: Parts, settings: DataSettings) -> Parts:
-    """Put the split that results are measured on in place of the test split."""
+    """Return the parts with the split that results are measured on as the test part."""
     train, validation, test = parts
     return train, validation, validation if settings.evaluated_split == "validation" else test
 

@@ -269,7 +269,7 @@ def numbered(
     if classes and len(found) != classes:
         raise DataError(
             f"{owner} names {len(found)} classes, and num-classes is {classes}: write the numbers "
-            f"of the classes, 0 to {classes - 1}, in place of names"
+            f"of the classes, 0 to {classes - 1}, instead of names"
         )
     alike = Counter(word.strip().casefold() for word in found)
     if same := [word for word in found if alike[word.strip().casefold()] > 1]:

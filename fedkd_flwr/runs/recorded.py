@@ -49,7 +49,7 @@ def _require_objects(run: Run) -> None:
 
 
 def require_same_objects(run: Run, given: Mapping[str, Any]) -> None:
-    """Refuse other values in place of the Python objects that a run was started with."""
+    """Refuse other values for the Python objects that a run was started with."""
     for key, value in given.items():
         before = str(run.config.get(key, ""))
         now = ",".join(value) if isinstance(value, list | tuple) else str(value)

@@ -46,7 +46,7 @@ def poisson_batches(
 
 @dataclass(frozen=True)
 class PrivateGradients:
-    """Clipped and noised gradients of a batch, in place of backpropagation.
+    """Clipped and noised gradients of a batch, instead of backpropagation.
 
     C is the largest norm of the gradient of a sample, and `noise_multiplier` sigma, the standard
     deviation of the noise divided by C. The sum is divided by the expected number of samples: the

@@ -39,7 +39,7 @@ class TrainJob:
     alone."""
     alternate: torch.optim.Optimizer | None = None
     """Over other parameters of the model. It takes the step on the first batch and then on every
-    other one, in place of `optimizer`."""
+    other one, instead of `optimizer`."""
 
     def __post_init__(self) -> None:
         """Refuse a loss of PyTorch itself, which takes logits."""
