@@ -86,7 +86,7 @@ def standardized(samples: Tensor, by_channel: bool) -> Standardized:
 
 def standardized_by_column(samples: Tensor) -> Standardized:
     """Take mean and deviation of each column, or channel, without missing values."""
-    from sklearn.preprocessing import StandardScaler  # deferred: images do without
+    from sklearn.preprocessing import StandardScaler  # deferred: images do not need it
 
     columns = samples.shape[1]
     found = StandardScaler().fit(samples.movedim(1, -1).reshape(-1, columns).double().numpy())

@@ -42,7 +42,7 @@ def parquet_files(hub_id: str, data_root: str) -> list[Path]:
 @functools.cache
 def hub_parts(hub_id: str) -> "DatasetDict":
     """Open a data set of the Hugging Face hub, once a process."""
-    import datasets  # deferred: takes a second, and runs with a data root do without
+    import datasets  # deferred: takes a second, and no data root needs it
 
     try:
         return datasets.load_dataset(hub_id)

@@ -56,7 +56,7 @@ def read_parquet(path: Path, column: str) -> Column:
 
 
 def _read_hub(hub_id: str, column: str) -> list[Column]:
-    import datasets  # deferred: takes a second, and runs with a data root do without
+    import datasets  # deferred: takes a second, and no data root needs it
 
     columns = []
     for part in _parts_on_hub(hub_id):
