@@ -28,6 +28,7 @@ from fedkd_flwr.models.build import (
     build_fitting,
     doubts,
     require_builds,
+    require_unchanged_samples,
     require_whole_state,
 )
 from fedkd_flwr.models.estimators import names_estimator
@@ -205,6 +206,7 @@ def _check_answers(model: nn.Module, name: str, run: RunConfig) -> None:
     shape = run.data.image_shape
     with seeded("cpu", run.plan.seed, "other-weights"):
         samples = torch.randn(3, *shape)
+        require_unchanged_samples(name, model, samples)
         other = build_fitting(name, shape, run.data.num_classes)
         require_whole_state(name, model, other, samples)
         for doubt in doubts(model, samples):

@@ -372,6 +372,23 @@ def test_weights_outside_of_the_state_are_refused(name, small):
         fedkd_flwr.run(small, strategy="local", models=f"{HERE}:{name}")
 
 
+class ScalingInPlace(HeadFirst):
+    def forward(self, samples):
+        samples *= 2
+        return super().forward(samples)
+
+
+def cut_in_place(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.LazyLinear(classes))
+
+
+@pytest.mark.parametrize("name", ["ScalingInPlace", "cut_in_place"])
+def test_a_network_that_changes_its_samples_is_refused(name, small):
+    """Evaluations read views of the data, which all clients and rounds share."""
+    with pytest.raises(ConfigError, match=f"{name} changes its samples in place, and later eval"):
+        fedkd_flwr.run(small, strategy="local", models=f"{HERE}:{name}")
+
+
 class Dropping(HeadFirst):
     def forward(self, samples):
         return nn.functional.dropout(super().forward(samples))

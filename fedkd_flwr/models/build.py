@@ -144,7 +144,7 @@ def _answers(model: nn.Module, samples: Tensor) -> Tensor:
     was_training = model.training
     try:
         with torch.no_grad():
-            answers: Tensor = model.eval()(samples.clone())
+            answers: Tensor = model.eval()(samples)
     finally:
         model.train(was_training)
     return answers
@@ -214,6 +214,17 @@ def require_builds(name: str, models: Sequence[nn.Module], others: Sequence[nn.M
             f"{name}: {', '.join(drawn)} differ between two calls under one seed. Draw them with "
             "PyTorch, or seed the other generator inside of the builder, as in "
             "numpy.random.default_rng(torch.initial_seed())"
+        )
+
+
+def require_unchanged_samples(name: str, model: nn.Module, samples: Tensor) -> None:
+    """Refuse a network that changes its samples in place: all later evaluations would read them."""
+    given = samples.clone()
+    _answers(model, given)
+    if not torch.equal(given, samples):
+        raise CustomObjectError(
+            f"{name} changes its samples in place, and later evaluations would read them: write "
+            "x = x - mean instead of x -= mean, and leave inplace=True out of the first layers"
         )
 
 
