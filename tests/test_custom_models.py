@@ -399,6 +399,15 @@ class Centered(HeadFirst):
         return super().forward(samples - samples.mean(0))
 
 
+class Bounded(HeadFirst):
+    def forward(self, samples):
+        return super().forward(samples).sigmoid()
+
+
+def cut_off(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes), nn.ReLU())
+
+
 class OfLightning(HeadFirst):
     def training_step(self, batch, batch_index):
         raise AssertionError
@@ -408,6 +417,8 @@ class OfLightning(HeadFirst):
     ("name", "doubt"),
     [
         ("OfLightning", ["has a training_step, which is not called"]),
+        ("Bounded", ["ends with sigmoid, which bounds its answers"]),
+        ("cut_off", ["ends with relu, which bounds its answers"]),
         ("Dropping", ["answers differently when asked twice"]),
         ("Centered", ["answers to a sample by the others in its batch"]),
         ("HeadFirst", []),

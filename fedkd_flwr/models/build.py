@@ -111,6 +111,11 @@ def doubts(model: nn.Module, samples: Tensor) -> list[str]:
             "returns rows that sum to one, as after a softmax: return logits, since losses apply "
             "the softmax themselves"
         )
+    elif (last := _last_operation(model, samples)) in BOUNDED:
+        said.append(
+            f"ends with {last.lower()}, which bounds its answers: return logits, as a linear layer "
+            "does, since losses apply the softmax themselves"
+        )
     if not _close(rows, _answers(model, samples)):
         said.append(
             "answers differently when asked twice: in evaluation, dropout should be off, as "
@@ -139,15 +144,25 @@ def _tried(
     return model
 
 
-def _answers(model: nn.Module, samples: Tensor) -> Tensor:
+def _answers(model: nn.Module, samples: Tensor, gradients: bool = False) -> Tensor:
     """Return what a model answers in evaluation, and leave the model as it was."""
     was_training = model.training
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(gradients):
             answers: Tensor = model.eval()(samples)
     finally:
         model.train(was_training)
     return answers
+
+
+BOUNDED = ("Sigmoid", "Relu", "Softmax", "Tanh")
+"""Operations of PyTorch whose results are no logits, as its gradients name them."""
+
+
+def _last_operation(model: nn.Module, samples: Tensor) -> str:
+    """Return the name of the operation that makes a model's answers."""
+    answers = _answers(model, samples, gradients=True)
+    return type(answers.grad_fn).__name__.removesuffix("Backward0")
 
 
 def _close(rows: Tensor, others: Tensor) -> bool:
