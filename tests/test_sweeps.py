@@ -77,6 +77,14 @@ def test_settings_that_no_run_reads_are_logged_once(tmp_path, logged):
     assert [run.path.name for run in runs] == list(read_sweep(alone))
 
 
+def test_a_setting_of_another_split_is_logged_unless_it_is_of_our_preset(tmp_path, logged):
+    preset = 'preset = "compare/digits-same"\n'  # it has alpha for other splits
+    read_sweep(write(tmp_path, f"[base]\n{preset}[grid]\nseed = [0]\n"))
+    assert logged() == []
+    read_sweep(write(tmp_path, f"[base]\n{preset}[grid]\nalpha = [0.2, 0.3]\n"))
+    assert [line.partition(" reads ")[2] for line in logged()] == ["alpha: ignored."]
+
+
 def test_a_grid_is_every_combination_with_the_last_setting_fastest(sweep):
     configurations = list(read_sweep(sweep).values())
     found = [(c.run.strategy, c.run.plan.seed) for c in configurations]

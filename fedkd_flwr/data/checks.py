@@ -32,16 +32,13 @@ from fedkd_flwr.data.registry import (
     is_function,
 )
 from fedkd_flwr.data.scaling import Symmetric, scaled_as_public, unscaled
-from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
+from fedkd_flwr.data.settings import AUTO, FIXED_NUMBERS, DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images
 from fedkd_flwr.data.splits import read_split
 from strategies.core.flower import log
 
 CHANNELS = (1, 3, 4)  # how many channels an image has
 LEAST_SIDE = 8  # fewest pixels of a side by which gray images are told from series
-
-FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
-"""Splits that read `samples_per_class`."""
 
 Line = tuple[int, str]  # a level of the log, and what is said at it
 

@@ -4,6 +4,7 @@ import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from logging import WARNING
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from tqdm import tqdm
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
 from fedkd_flwr.config.run_config import flatten
-from fedkd_flwr.config.toml_files import upon_preset
+from fedkd_flwr.config.toml_files import keys_of_own, upon_preset
 from fedkd_flwr.custom_objects.naming import name_objects
 from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE, forget_changed_folders
 from fedkd_flwr.engines.in_process import check_in_process, run_in_process
@@ -30,6 +31,7 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.recorded import require_same_objects
 from fedkd_flwr.server_app import check_run
+from strategies.core.flower import log
 from strategies.core.rounds import Observer, OnRound, RoundRecord, RowObserver
 from strategies.core.settings_groups import kebab_case
 
@@ -158,13 +160,18 @@ def run(
     if isinstance(preset, Mapping):
         given = {**flatten(_kebab(preset)), **given}
     values = name_objects(given)
+    own = {*values}
     if preset and not isinstance(preset, Mapping):
+        own |= {*keys_of_own(preset)}
         values = upon_preset(preset, values)
     if start_from is not None:
         values = upon_start(start_from, values)
     if output_dir is not None:
         values["output-dir"] = str(output_dir)
-    return run_configuration(read_config(values), engine, on_round, progress)
+    configuration = read_config(values)
+    for line in configuration.ignored(own):
+        log(WARNING, "%s", line)
+    return run_configuration(configuration, engine, on_round, progress)
 
 
 def run_configuration(
