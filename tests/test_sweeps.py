@@ -164,6 +164,8 @@ def test_only_takes_values_as_the_sweep_has_them(tmp_path, monkeypatch):
     ("only", "sentence"),
     [
         ({"seed": [2, 3]}, r"has no run with seed = 2 or 3; its runs have seed = 0 or 1\."),
+        ({"seed": [0, 7]}, r"has no run with seed = 7; its runs have seed = 0 or 1\."),
+        ({"seed": 0, "strategy": "local,kt-pfI"}, r"has no run with strategy = kt-pfI; its runs"),
         ({"sead": [1]}, "have no setting sead"),
     ],
 )

@@ -115,14 +115,19 @@ def select_runs(
     wanted = {
         key: [a for v in values for a in alternatives(key, v)] for key, values in listed.items()
     }
+    absent = {
+        key: [v for v in values if not any(has(name, key, v) for name in read)]
+        for key, values in wanted.items()
+    }
     selected = {
         name: configuration
         for name, configuration in configurations.items()
         if all(any(has(name, key, v) for v in values) for key, values in wanted.items())
     }
-    if not selected:
+    if not selected or any(absent.values()):
+        lacking = {key: values for key, values in absent.items() if values} or wanted
         raise ConfigError(
-            f"The sweep {path} has no run with {_in_words(wanted)}; its runs have "
+            f"The sweep {path} has no run with {_in_words(lacking)}; its runs have "
             f"{_in_words(choices)}."
         )
     return selected
