@@ -97,6 +97,18 @@ def test_a_path_object_is_accepted_as_a_folder(small, tmp_path):
     assert list((tmp_path / "models").glob("*.safetensors"))
 
 
+def test_a_setting_in_two_spellings_is_refused(small, tmp_path):
+    twice = {"learning-rate": 0.1, "learning_rate": 0.2}
+    sentence = "learning_rate and learning-rate are one setting, and both are set"
+    with pytest.raises(ConfigError, match=sentence):
+        fedkd_flwr.run({**small, **twice})
+    with pytest.raises(ConfigError, match=sentence):
+        fedkd_flwr.sweep({**small, **twice}, {"seed": [0]}, output_dir=tmp_path)
+    in_table = {"kt-pfl": {"rho": 0.1}, "kt_pfl.rho": 0.2}
+    with pytest.raises(ConfigError, match=r"kt-pfl\.rho is set twice, in a table and by its whole"):
+        fedkd_flwr.run({**small, **in_table})
+
+
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_preset_is_valid_and_holds_only_differences(preset):
     values = read_toml(preset)

@@ -231,6 +231,11 @@ def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
 def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:
     if not isinstance(values, list) or not values:
         raise ConfigError(f"The sweep {path} needs a list of values for {name}.")
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise ConfigError(
+            f"The sweep {path} lists {name} = {twice[0]} twice, which is one run: remove it, or "
+            "give the other its own value."
+        )
     if name != COMBINATIONS:
         return [{name: value} for value in values]
     if not all(isinstance(value, dict) for value in values):
