@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedkd_flwr
+from examples import own_data
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, read_config
@@ -244,6 +245,44 @@ def test_different_scales_are_warned_about_once(private, public, stays, becomes,
         "images too"
     )
     assert logged() == ([expected] if stays else [])
+
+
+def in_other_units():
+    samples, labels = own_data.wines()
+    return 1000 * samples, labels
+
+
+def moved():
+    samples, labels = own_data.wines()
+    return samples + 1e4, labels
+
+
+def cut_to_whole_numbers():
+    """Images from 0 to 1 that were made uint8 without a factor."""
+    samples, labels = images()
+    return (samples / 255).round().astype(np.uint8), labels
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "warned"),
+    [
+        (WINES, f"{HERE}:in_other_units", True),
+        (f"{HERE}:in_other_units", WINES, True),
+        (WINES, f"{HERE}:moved", True),
+        (f"{HERE}:images", f"{HERE}:cut_to_whole_numbers", True),
+        ("digits", f"{HERE}:images", False),
+    ],
+)
+def test_public_samples_in_other_units_are_warned_about(private, public, warned, own, logged):
+    check_data(read_config({**own, "dataset": private, "public-dataset": public}).run.data_plan, 20)
+    assert ["bring both to one scale" in line for line in logged()] == [True] * warned
+
+
+def test_images_that_are_all_but_black_are_warned_about(own, logged):
+    changes = {"dataset": f"{HERE}:cut_to_whole_numbers"}
+    check_data(read_config({**own, **changes}).run.data_plan)
+    (line,) = logged()
+    assert line.startswith(f"the pixels of {HERE}:cut_to_whole_numbers are at most 1, and are read")
 
 
 def test_a_node_loads_its_data_from_a_function(own, tmp_path):
