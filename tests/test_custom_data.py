@@ -449,7 +449,7 @@ def test_built_in_models_that_do_not_fit_are_refused(changes, sentence, own, tmp
     )
 
 
-def test_changed_data_are_reported_by_resume_and_compare(own, logged, tmp_path):
+def test_changed_data_are_reported_where_they_are_read(own, logged, tmp_path):
     changes = {"dataset": f"{HERE}:table", "models": "mlp", "strategy": "local"}
     runs = [
         fedkd_flwr.run({**own, **changes, **method}, output_dir=tmp_path / str(n))
@@ -463,6 +463,10 @@ def test_changed_data_are_reported_by_resume_and_compare(own, logged, tmp_path):
     assert note.startswith("The dataset of these runs")
     fedkd_flwr.resume(runs[1].path, num_server_rounds=2, allow_code=HERE)
     assert "The dataset of this run has changed since the run was started." in logged()
+    told = [f"The dataset of {n} has changed since the run was started." for n in (0, 1)]
+    for run in runs:
+        fedkd_flwr.client_data(fedkd_flwr.load_run(run.path, HERE), 0)
+    assert [logged().count(line) for line in told] == [0, 1]
 
 
 # ---- Copies --------------------------------------------------------------------------

@@ -399,6 +399,7 @@ class DataRecord:
         return cls(data_digests(plan), split_record(plan))
 
 
+@reads_data(PLANS_KEPT)
 def data_digests(plan: DataPlan) -> dict[str, str]:
     """Return SHA-256 digests by which another split, or other content of own data, is noticed."""
     settings = plan.settings
