@@ -175,6 +175,17 @@ def test_buffers_outside_the_state_dict_are_as_they_were_built_for_the_next_clie
         assert model.last.add_(0).shape == (1, 3)
 
 
+def test_layers_that_a_client_has_frozen_are_as_they_were_built_for_the_next_client():
+    architecture = Architecture(f"{HERE}:head_and_frozen_body", (1, 28, 28), 3, STANDARD, "cpu")
+    model = borrow(architecture)
+    as_built = [False, False, True, True]
+    for is_trained in (False, True):
+        model.requires_grad_(is_trained)
+        give_back(model)
+        assert borrow(architecture) is model
+        assert [parameter.requires_grad for parameter in model.parameters()] == as_built
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
