@@ -364,4 +364,8 @@ def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:
     run, strategy = configuration.run, configuration.run.method.strategy
     if Need.ONE_ARCHITECTURE not in strategy.record.needs:
         return {}
-    return RunModels(run).initial(layers=strategy.shared_layers(configuration.settings))
+    initial = RunModels(run).initial(layers=strategy.shared_layers(configuration.settings))
+    if not initial:
+        model = run.models.models[0]
+        log(WARNING, "%s shares no layer of %s: each client trains alone", run.strategy, model)
+    return initial
