@@ -27,6 +27,7 @@ from fedkd_flwr.grids import Closing, FastPollingGrid, MessageGrid, SimulationGr
 from fedkd_flwr.models.build import (
     build_fitting,
     doubts,
+    draws_or_counts_apart,
     require_builds,
     require_unchanged_samples,
     require_whole_state,
@@ -211,6 +212,10 @@ def _check_answers(model: nn.Module, name: str, run: RunConfig) -> None:
         require_whole_state(name, model, other, samples)
         for doubt in doubts(model, samples):
             log(WARNING, "%s %s", name, doubt)
+        if draws_or_counts_apart(model, other, samples):
+            log(WARNING, "%s trains differently than a new network with the same state: draw with "
+                "PyTorch, such as torch.rand, and count in a float32 buffer, or else no run can "
+                "be repeated, and clients in one process change each other", name)  # fmt: skip
 
 
 def _smallest_batch(configuration: Configuration, name: str) -> int:

@@ -419,6 +419,28 @@ def cut_off(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes), nn.ReLU())
 
 
+class Noisy(HeadFirst):
+    """Augments with a generator that the run does not seed."""
+
+    def forward(self, samples):
+        return super().forward(samples + np.random.random() * self.training)
+
+
+class Counting(HeadFirst):
+    """Counts in an attribute, which clients that use the network in turn share."""
+
+    steps = 0
+
+    def forward(self, samples):
+        self.steps += self.training
+        return super().forward(samples) / (1 + self.steps)
+
+
+class DroppingInTraining(HeadFirst):
+    def forward(self, samples):
+        return nn.functional.dropout(super().forward(samples), training=self.training)
+
+
 class OfLightning(HeadFirst):
     def training_step(self, batch, batch_index):
         raise AssertionError
@@ -431,6 +453,9 @@ class OfLightning(HeadFirst):
         ("Bounded", ["ends with sigmoid, which bounds its answers"]),
         ("cut_off", ["ends with relu, which bounds its answers"]),
         ("Dropping", ["answers differently when asked twice"]),
+        ("Noisy", ["trains differently than a new network with the same state"]),
+        ("Counting", ["trains differently than a new network with the same state"]),
+        ("DroppingInTraining", []),
         ("Centered", ["answers to a sample by the others in its batch"]),
         ("HeadFirst", []),
         ("normalized", []),

@@ -128,6 +128,37 @@ def doubts(model: nn.Module, samples: Tensor) -> list[str]:
     return said
 
 
+TRIES = 5  # comparisons of two networks in training: in one, coins may fall alike
+
+
+def draws_or_counts_apart(model: nn.Module, other: nn.Module, samples: Tensor) -> bool:
+    """Return whether two networks with the same state answer differently in training.
+
+    Under one seed of PyTorch. They do if one draws from another generator, or counts in an
+    attribute. Buffers outside of the state may differ: where there are any, nothing is compared.
+    """
+    named = {name for name, _ in model.named_buffers()}
+    if not named <= model.state_dict().keys():
+        return False
+    _in_training(model, samples)
+    for _ in range(TRIES):
+        other.load_state_dict(model.state_dict())
+        if not _close(*(_in_training(one, samples) for one in (model, other))):
+            return True
+    return False
+
+
+@torch.no_grad()
+def _in_training(model: nn.Module, samples: Tensor) -> Tensor:
+    """Return what a model answers in training under one seed of PyTorch."""
+    was_training = model.training
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        answers: Tensor = model.train()(samples.clone())
+    model.train(was_training)
+    return answers
+
+
 def _fits(name: str, shape: Shape, classes: int, search_space: SupernetSettings | None) -> bool:
     try:
         _tried(name, shape, classes, search_space)
