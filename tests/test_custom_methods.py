@@ -12,6 +12,8 @@ import fedkd_flwr
 from examples import own_method
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
+from fedkd_flwr.clients.parameters import FedAvgClient, ParameterClient
+from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient
 from fedkd_flwr.config import ConfigError, known_names, read_config
 from fedkd_flwr.custom_objects.importing import CustomObjectError
 from fedkd_flwr.engines import run_deployment
@@ -21,6 +23,8 @@ from strategies.core.plan import Settings
 from strategies.core.replies import TooFewRepliesError
 from strategies.fedprox import FedProx
 from strategies.kt_pfl import KTpFL, KTpFLSettings
+from strategies.parameters import MixtureStrategy, ParameterStrategy
+from strategies.perfed_ckt import PerFedCKT
 
 NEAREST = "examples.own_method:nearest"
 HERE = "test_custom_methods"
@@ -228,6 +232,51 @@ def test_coefficients_that_are_none_are_refused(change, sentence, small):
 
     with pytest.raises(ValueError, match=f"Changing.updated_block {sentence}"):
         fedkd_flwr.run(small, models="mlp", strategy=(Changing, KTpFLClient))
+
+
+class Moving(ParameterStrategy):
+    """Writes the new model into the arrays of the old one, which the round's messages hold."""
+
+    def aggregate_models(self, server_round, models):
+        for kind, mean in self.average(models).items():
+            self.state.model[kind][:] = mean
+        return self.state
+
+
+class Scaling(MixtureStrategy):
+    matrix_name = "weights"
+
+    def weights_among(self, models):
+        for model in models.values():
+            model["weights"] /= 2.0
+        return np.eye(len(models))
+
+
+class Centering(KTpFL):
+    def updated_block(self, block, predictions, shares):
+        predictions -= predictions.mean(axis=0)
+        return block
+
+
+class Clustering(PerFedCKT):
+    def cluster(self, predictions, k):
+        predictions *= 2
+        return np.zeros(len(predictions), dtype=int)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        (Moving, FedAvgClient),
+        (Scaling, ParameterClient),
+        (Centering, KTpFLClient),
+        (Clustering, PerFedCKTClient),
+    ],
+    ids=lambda own: own[0].__name__,
+)
+def test_a_hook_cannot_change_what_others_read(own, small):
+    with pytest.raises(ValueError, match="is read-only"):
+        fedkd_flwr.run(small, models="mlp", strategy=own)
 
 
 def test_the_example_weighs_by_distance():
