@@ -217,7 +217,7 @@ def test_predictions_that_are_not_probabilities_are_refused(changes, small, tmp_
     [
         (
             lambda block: None,
-            r"has the shape \(\) and the type object; return coefficients \(4, 4\)",
+            r"has the shape \(\) and the type object; return numbers \(4, 4\)",
         ),
         (lambda block: block[:2], r"has the shape \(2, 4\) and the type float64"),
         (lambda block: block * np.nan, "has negative or missing numbers"),
@@ -232,6 +232,26 @@ def test_coefficients_that_are_none_are_refused(change, sentence, small):
 
     with pytest.raises(ValueError, match=f"Changing.updated_block {sentence}"):
         fedkd_flwr.run(small, models="mlp", strategy=(Changing, KTpFLClient))
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        (lambda n: np.ones((n, n)), r"has rows that sum to \[4.0, 4.0, 4.0, 4.0\]; return numbers"),
+        (lambda n: np.full(n, 1 / n), r"has the shape \(4,\) and the type float64"),
+        (lambda n: 2 * np.eye(n) - np.full((n, n), 1 / n), "has negative or missing numbers"),
+    ],
+)
+def test_weights_of_mixtures_that_are_none_are_refused(weights, sentence, small):
+    class Mixing(MixtureStrategy):
+        matrix_name = "weights"
+
+        def weights_among(self, models):
+            return weights(len(models))
+
+    small |= {"models": "mlp", "num-clients": 4}
+    with pytest.raises(ValueError, match=f"Mixing.weights_among {sentence}"):
+        fedkd_flwr.run(small, strategy=(Mixing, ParameterClient))
 
 
 class Moving(ParameterStrategy):
