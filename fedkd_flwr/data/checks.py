@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.custom_objects.importing import OBJECT, shown_data
+from fedkd_flwr.custom_objects.importing import OBJECT, is_custom, shown_data
 from fedkd_flwr.data.clients import (
     Parts,
     client_indices,
@@ -16,6 +16,7 @@ from fedkd_flwr.data.clients import (
     images_of,
     labels_of,
     load_private,
+    num_private,
     public_images_of,
     public_pool_size,
     public_set,
@@ -66,6 +67,8 @@ def _lines_about(plan: DataPlan, public_size: int) -> Iterator[Line]:
     parts = [client_parts(plan, partition_id) for partition_id in range(plan.num_clients)]
     held = sum(map(len, client_indices(plan)))
     used = sum(len(part) for own in parts for part in own)
+    if is_custom(settings.partition) and held < (there := num_private(plan)) / 2:
+        yield WARNING, f"partition = {settings.partition} gives clients {held} of {there} samples"
     if used < held / 2:
         yield WARNING, f"client-split = {settings.split} uses {used} of {held} samples"
     if is_own:
