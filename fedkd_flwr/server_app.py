@@ -27,7 +27,9 @@ from fedkd_flwr.grids import Closing, FastPollingGrid, MessageGrid, SimulationGr
 from fedkd_flwr.models.build import (
     build_fitting,
     doubts,
+    draws_or_counts_apart,
     require_builds,
+    require_unchanged_samples,
     require_whole_state,
 )
 from fedkd_flwr.models.estimators import names_estimator
@@ -205,10 +207,15 @@ def _check_answers(model: nn.Module, name: str, run: RunConfig) -> None:
     shape = run.data.image_shape
     with seeded("cpu", run.plan.seed, "other-weights"):
         samples = torch.randn(3, *shape)
+        require_unchanged_samples(name, model, samples)
         other = build_fitting(name, shape, run.data.num_classes)
         require_whole_state(name, model, other, samples)
         for doubt in doubts(model, samples):
             log(WARNING, "%s %s", name, doubt)
+        if draws_or_counts_apart(model, other, samples):
+            log(WARNING, "%s trains differently than a new network with the same state: draw with "
+                "PyTorch, such as torch.rand, and count in a float32 buffer, or else no run can "
+                "be repeated, and clients in one process change each other", name)  # fmt: skip
 
 
 def _smallest_batch(configuration: Configuration, name: str) -> int:
@@ -362,4 +369,8 @@ def initial_model(configuration: Configuration) -> dict[str, NDArray[Any]]:
     run, strategy = configuration.run, configuration.run.method.strategy
     if Need.ONE_ARCHITECTURE not in strategy.record.needs:
         return {}
-    return RunModels(run).initial(layers=strategy.shared_layers(configuration.settings))
+    initial = RunModels(run).initial(layers=strategy.shared_layers(configuration.settings))
+    if not initial:
+        model = run.models.models[0]
+        log(WARNING, "%s shares no layer of %s: each client trains alone", run.strategy, model)
+    return initial

@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from strategies.core.method_record import Paper
+from strategies.core.mixing import require_weights
 from strategies.core.probabilities import normalized_rows, project_onto_simplex
 from strategies.core.replies import Arrays, Reply
 from strategies.core.settings_groups import ANY_ON_NODES, OnNodes, SearchRange
@@ -255,20 +256,9 @@ class PersonalTeacherStrategy(SoftPredictionStrategy):
         self, block: NDArray[Any], predictions: NDArray[Any], shares: NDArray[Any]
     ) -> NDArray[Any]:
         """Return `updated_block` of a method, after checking what it promises."""
-        sums = block.sum(axis=1)
-        updated = np.asarray(self.updated_block(block, predictions, shares))
-        if updated.shape != block.shape or not np.issubdtype(updated.dtype, np.number):
-            found = f"has the shape {updated.shape} and the type {updated.dtype}"
-        elif not (updated >= 0).all():
-            found = "has negative or missing numbers"
-        elif not np.allclose(updated.sum(axis=1), sums, atol=1e-4):
-            found = f"has rows that sum to {updated.sum(axis=1).round(4).tolist()}"
-        else:
-            return updated
-        raise ValueError(
-            f"{type(self).__name__}.updated_block {found}; return coefficients {block.shape}, not "
-            f"negative, whose rows sum to {sums.round(4).tolist()} as those of block"
-        )
+        sums, hook = block.sum(axis=1), f"{type(self).__name__}.updated_block"
+        updated = self.updated_block(block, predictions, shares)
+        return require_weights(hook, updated, block.shape, sums)
 
     def results(self) -> Results:
         return replace(super().results(), matrices=self.state.coefficients.named("coefficients"))

@@ -19,7 +19,13 @@ from strategies.base import PersonalizedStrategy
 from strategies.core.declarations import BUFFERS, MODEL_SENT
 from strategies.core.method_record import Need
 from strategies.core.metrics import TRAIN_LOSS
-from strategies.core.mixing import MIXINGS, Mix, weighted_mean, with_clipped_updates
+from strategies.core.mixing import (
+    MIXINGS,
+    Mix,
+    require_weights,
+    weighted_mean,
+    with_clipped_updates,
+)
 from strategies.core.plan import Settings
 from strategies.core.replies import Arrays, ExpectedArray, Reply
 from strategies.core.settings_groups import ANY_ON_NODES
@@ -323,6 +329,11 @@ class MixtureStrategy(LibraryStrategy):
         Shape (R, R), rows on the simplex: receiver, giver.
         """
 
+    def _weights_among(self, models: Mapping[int, Model]) -> NDArray[np.float64]:
+        """Return `weights_among` of a method, after checking what it promises."""
+        hook, number = f"{type(self).__name__}.weights_among", len(models)
+        return require_weights(hook, self.weights_among(models), (number, number), np.ones(number))
+
     def begin(self, initial: Arrays) -> MixtureState:
         identity = PairMatrix.identity(self.plan.num_clients)
         return MixtureState(dict(initial), library={}, attention=identity)
@@ -336,7 +347,7 @@ class MixtureStrategy(LibraryStrategy):
         """Store the models and recompute the weights among all stored models."""
         library = self.library_with(models)
         attention = self.state.attention.with_members(library)
-        weights = self.weights_among(library)
+        weights = self._weights_among(library)
         return replace(
             self.state, library=library, attention=attention.changed(library, library, weights)
         )
@@ -348,7 +359,7 @@ class MixtureStrategy(LibraryStrategy):
         givers = self.state.library.keys() & self.round.trained
         library = {n: model for n, model in self.state.library.items() if n in givers}
         for n, model in new.items():
-            weights = self.weights_among({**library, n: model})
+            weights = self._weights_among({**library, n: model})
             attention = attention.changed([n], [*library, n], weights[-1:])
         return replace(self.state, library=self.library_with(new), attention=attention)
 

@@ -253,7 +253,9 @@ class SoftPredictionStrategy(PersonalizedStrategy):
 
     def stack_predictions(self, replies: Mapping[int, Reply]) -> NDArray[np.float32]:
         """Return the repliers' soft predictions, shape (R, A, K), by ascending partition-id."""
-        return np.stack([reply.arrays[PREDICTIONS] for reply in replies.values()])
+        predictions = np.stack([reply.arrays[PREDICTIONS] for reply in replies.values()])
+        predictions.flags.writeable = False  # teachers are mixed from them, whatever a rule does
+        return predictions
 
     def mix(self, weights: NDArray[Any], predictions: NDArray[Any]) -> NDArray[Any]:
         """Mix predictions (M, P, K) to (N, P, K) by weights (N, M) and the configured rule."""

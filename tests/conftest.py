@@ -177,6 +177,7 @@ def own(small):
     changes = {
         "models": "mlp",
         "partition": "iid",
+        "classes-per-client": 5,
         "num-clients": 2,
         "max-samples": 0,
         "num-server-rounds": 1,

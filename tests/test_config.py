@@ -5,6 +5,7 @@ import re
 import shutil
 from collections import defaultdict
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ from fedkd_flwr.config import (
 from fedkd_flwr.config.settings_reference import settings_reference
 from fedkd_flwr.config.suggestions import OLD_KEYS, OldKey
 from fedkd_flwr.config.toml_files import parse_assignment, read_toml, upon_preset
+from fedkd_flwr.data.registry import PARTITIONS
+from fedkd_flwr.data.settings import SPLITS_THAT_READ, DataSettings
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.genotype import OPERATIONS, SMALL, STANDARD
 from fedkd_flwr.runs import RunDirectoryError, load_run, recorded_config
@@ -92,6 +95,18 @@ def test_a_path_object_is_accepted_as_a_folder(small, tmp_path):
         str(tmp_path),
     ]
     assert list((tmp_path / "models").glob("*.safetensors"))
+
+
+def test_a_setting_in_two_spellings_is_refused(small, tmp_path):
+    twice = {"learning-rate": 0.1, "learning_rate": 0.2}
+    sentence = "learning_rate and learning-rate are one setting, and both are set"
+    with pytest.raises(ConfigError, match=sentence):
+        fedkd_flwr.run({**small, **twice})
+    with pytest.raises(ConfigError, match=sentence):
+        fedkd_flwr.sweep({**small, **twice}, {"seed": [0]}, output_dir=tmp_path)
+    in_table = {"kt-pfl": {"rho": 0.1}, "kt_pfl.rho": 0.2}
+    with pytest.raises(ConfigError, match=r"kt-pfl\.rho is set twice, in a table and by its whole"):
+        fedkd_flwr.run({**small, **in_table})
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -173,6 +188,52 @@ def test_settings_that_the_method_never_reads_are_named_in_one_line():
     assert read_config({**fedmd, "kt-pfl.rho": 0.1}).warnings == [
         "fedmd does not read kt-pfl.rho: ignored."
     ]
+
+
+@pytest.mark.parametrize(
+    ("partition", "unread"),
+    [
+        ({"partition": "iid", "alpha": 0.1}, "partition = iid does not read alpha: ignored."),
+        ({"classes-per-client": 2}, ""),
+        ({"partition": "dirichlet", "minimum-size": 5, "alpha": 0.1}, ""),
+        (
+            {"partition": "k-classes", "groups": 3, "size-sigma": 1.0},
+            "partition = k-classes does not read size-sigma, groups: ignored.",
+        ),
+    ],
+)
+def test_settings_of_another_split_are_named(partition, unread):
+    configuration = read_config(partition)
+    assert configuration.ignored(partition) == ([unread] if unread else [])
+    assert configuration.ignored([]) == []
+
+
+def test_a_run_names_settings_of_another_split_that_the_user_has_set(small, logged, tmp_path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text("partition = 'iid'\nalpha = 0.1\n")
+    told = "partition = iid does not read alpha: ignored."
+    small = {k: v for k, v in small.items() if k not in ("partition", "classes-per-client")}
+    fedkd_flwr.run(preset, strategy="local", **small, output_dir=tmp_path / "run")
+    assert logged()[0] == told
+    typed = [f"{key}={value}" for key, value in {**small, "strategy": "local"}.items()]
+    arguments = ["run", str(preset), *chain(*(("-c", text) for text in typed))]
+    result = CliRunner().invoke(app, [*arguments, "--output-dir", str(tmp_path / "again")])
+    assert result.exit_code == 0
+    assert told in " ".join(result.stderr.split())
+
+
+def test_each_setting_of_a_split_is_read_by_one_that_exists():
+    assert {*chain(*SPLITS_THAT_READ.values())} <= {*PARTITIONS}
+    assert SPLITS_THAT_READ.keys() <= {*DataSettings.flat_keys()}
+
+
+def test_columns_that_a_built_in_data_set_does_not_read_are_named():
+    coarse = {"dataset": "cifar100", "label-column": "coarse_label", "image-shape": "3,8,8"}
+    assert read_config(coarse).warnings == [
+        "cifar100 does not read label-column, image-shape: ignored."
+    ]
+    public = {"public-dataset": "hf:some/photos", "image-column": "photo"}
+    assert read_config(public).warnings == []
 
 
 def test_settings_of_another_method_in_a_preset_give_no_warning():

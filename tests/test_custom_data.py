@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedkd_flwr
+from examples import own_data
 from fedkd_flwr.client_app import app as client_app
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import ConfigError, read_config
@@ -246,6 +247,44 @@ def test_different_scales_are_warned_about_once(private, public, stays, becomes,
     assert logged() == ([expected] if stays else [])
 
 
+def in_other_units():
+    samples, labels = own_data.wines()
+    return 1000 * samples, labels
+
+
+def moved():
+    samples, labels = own_data.wines()
+    return samples + 1e4, labels
+
+
+def cut_to_whole_numbers():
+    """Images from 0 to 1 that were made uint8 without a factor."""
+    samples, labels = images()
+    return (samples / 255).round().astype(np.uint8), labels
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "warned"),
+    [
+        (WINES, f"{HERE}:in_other_units", True),
+        (f"{HERE}:in_other_units", WINES, True),
+        (WINES, f"{HERE}:moved", True),
+        (f"{HERE}:images", f"{HERE}:cut_to_whole_numbers", True),
+        ("digits", f"{HERE}:images", False),
+    ],
+)
+def test_public_samples_in_other_units_are_warned_about(private, public, warned, own, logged):
+    check_data(read_config({**own, "dataset": private, "public-dataset": public}).run.data_plan, 20)
+    assert ["bring both to one scale" in line for line in logged()] == [True] * warned
+
+
+def test_images_that_are_all_but_black_are_warned_about(own, logged):
+    changes = {"dataset": f"{HERE}:cut_to_whole_numbers"}
+    check_data(read_config({**own, **changes}).run.data_plan)
+    (line,) = logged()
+    assert line.startswith(f"the pixels of {HERE}:cut_to_whole_numbers are at most 1, and are read")
+
+
 def test_a_node_loads_its_data_from_a_function(own, tmp_path):
     run, _ = run_with(client_app, own, tmp_path / "run", node_configs={1: {"data-path": SERIES}})
     sizes = run.clients.set_index("partition_id")["num_examples"]
@@ -410,7 +449,7 @@ def test_built_in_models_that_do_not_fit_are_refused(changes, sentence, own, tmp
     )
 
 
-def test_changed_data_are_reported_by_resume_and_compare(own, logged, tmp_path):
+def test_changed_data_are_reported_where_they_are_read(own, logged, tmp_path):
     changes = {"dataset": f"{HERE}:table", "models": "mlp", "strategy": "local"}
     runs = [
         fedkd_flwr.run({**own, **changes, **method}, output_dir=tmp_path / str(n))
@@ -424,6 +463,10 @@ def test_changed_data_are_reported_by_resume_and_compare(own, logged, tmp_path):
     assert note.startswith("The dataset of these runs")
     fedkd_flwr.resume(runs[1].path, num_server_rounds=2, allow_code=HERE)
     assert "The dataset of this run has changed since the run was started." in logged()
+    told = [f"The dataset of {n} has changed since the run was started." for n in (0, 1)]
+    for run in runs:
+        fedkd_flwr.client_data(fedkd_flwr.load_run(run.path, HERE), 0)
+    assert [logged().count(line) for line in told] == [0, 1]
 
 
 # ---- Copies --------------------------------------------------------------------------

@@ -12,6 +12,8 @@ import fedkd_flwr
 from examples import own_method
 from fedkd_flwr.clients.fedprox import FedProxClient
 from fedkd_flwr.clients.kt_pfl import KTpFLClient
+from fedkd_flwr.clients.parameters import FedAvgClient, ParameterClient
+from fedkd_flwr.clients.perfed_ckt import PerFedCKTClient
 from fedkd_flwr.config import ConfigError, known_names, read_config
 from fedkd_flwr.custom_objects.importing import CustomObjectError
 from fedkd_flwr.engines import run_deployment
@@ -21,6 +23,8 @@ from strategies.core.plan import Settings
 from strategies.core.replies import TooFewRepliesError
 from strategies.fedprox import FedProx
 from strategies.kt_pfl import KTpFL, KTpFLSettings
+from strategies.parameters import MixtureStrategy, ParameterStrategy
+from strategies.perfed_ckt import PerFedCKT
 
 NEAREST = "examples.own_method:nearest"
 HERE = "test_custom_methods"
@@ -213,7 +217,7 @@ def test_predictions_that_are_not_probabilities_are_refused(changes, small, tmp_
     [
         (
             lambda block: None,
-            r"has the shape \(\) and the type object; return coefficients \(4, 4\)",
+            r"has the shape \(\) and the type object; return numbers \(4, 4\)",
         ),
         (lambda block: block[:2], r"has the shape \(2, 4\) and the type float64"),
         (lambda block: block * np.nan, "has negative or missing numbers"),
@@ -228,6 +232,71 @@ def test_coefficients_that_are_none_are_refused(change, sentence, small):
 
     with pytest.raises(ValueError, match=f"Changing.updated_block {sentence}"):
         fedkd_flwr.run(small, models="mlp", strategy=(Changing, KTpFLClient))
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        (lambda n: np.ones((n, n)), r"has rows that sum to \[4.0, 4.0, 4.0, 4.0\]; return numbers"),
+        (lambda n: np.full(n, 1 / n), r"has the shape \(4,\) and the type float64"),
+        (lambda n: 2 * np.eye(n) - np.full((n, n), 1 / n), "has negative or missing numbers"),
+    ],
+)
+def test_weights_of_mixtures_that_are_none_are_refused(weights, sentence, small):
+    class Mixing(MixtureStrategy):
+        matrix_name = "weights"
+
+        def weights_among(self, models):
+            return weights(len(models))
+
+    small |= {"models": "mlp", "num-clients": 4}
+    with pytest.raises(ValueError, match=f"Mixing.weights_among {sentence}"):
+        fedkd_flwr.run(small, strategy=(Mixing, ParameterClient))
+
+
+class Moving(ParameterStrategy):
+    """Writes the new model into the arrays of the old one, which the round's messages hold."""
+
+    def aggregate_models(self, server_round, models):
+        for kind, mean in self.average(models).items():
+            self.state.model[kind][:] = mean
+        return self.state
+
+
+class Scaling(MixtureStrategy):
+    matrix_name = "weights"
+
+    def weights_among(self, models):
+        for model in models.values():
+            model["weights"] /= 2.0
+        return np.eye(len(models))
+
+
+class Centering(KTpFL):
+    def updated_block(self, block, predictions, shares):
+        predictions -= predictions.mean(axis=0)
+        return block
+
+
+class Clustering(PerFedCKT):
+    def cluster(self, predictions, k):
+        predictions *= 2
+        return np.zeros(len(predictions), dtype=int)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        (Moving, FedAvgClient),
+        (Scaling, ParameterClient),
+        (Centering, KTpFLClient),
+        (Clustering, PerFedCKTClient),
+    ],
+    ids=lambda own: own[0].__name__,
+)
+def test_a_hook_cannot_change_what_others_read(own, small):
+    with pytest.raises(ValueError, match="is read-only"):
+        fedkd_flwr.run(small, models="mlp", strategy=own)
 
 
 def test_the_example_weighs_by_distance():

@@ -175,6 +175,17 @@ def test_buffers_outside_the_state_dict_are_as_they_were_built_for_the_next_clie
         assert model.last.add_(0).shape == (1, 3)
 
 
+def test_layers_that_a_client_has_frozen_are_as_they_were_built_for_the_next_client():
+    architecture = Architecture(f"{HERE}:head_and_frozen_body", (1, 28, 28), 3, STANDARD, "cpu")
+    model = borrow(architecture)
+    as_built = [False, False, True, True]
+    for is_trained in (False, True):
+        model.requires_grad_(is_trained)
+        give_back(model)
+        assert borrow(architecture) is model
+        assert [parameter.requires_grad for parameter in model.parameters()] == as_built
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -372,6 +383,23 @@ def test_weights_outside_of_the_state_are_refused(name, small):
         fedkd_flwr.run(small, strategy="local", models=f"{HERE}:{name}")
 
 
+class ScalingInPlace(HeadFirst):
+    def forward(self, samples):
+        samples *= 2
+        return super().forward(samples)
+
+
+def cut_in_place(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.LazyLinear(classes))
+
+
+@pytest.mark.parametrize("name", ["ScalingInPlace", "cut_in_place"])
+def test_a_network_that_changes_its_samples_is_refused(name, small):
+    """Evaluations read views of the data, which all clients and rounds share."""
+    with pytest.raises(ConfigError, match=f"{name} changes its samples in place, and later eval"):
+        fedkd_flwr.run(small, strategy="local", models=f"{HERE}:{name}")
+
+
 class Dropping(HeadFirst):
     def forward(self, samples):
         return nn.functional.dropout(super().forward(samples))
@@ -380,6 +408,37 @@ class Dropping(HeadFirst):
 class Centered(HeadFirst):
     def forward(self, samples):
         return super().forward(samples - samples.mean(0))
+
+
+class Bounded(HeadFirst):
+    def forward(self, samples):
+        return super().forward(samples).sigmoid()
+
+
+def cut_off(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes), nn.ReLU())
+
+
+class Noisy(HeadFirst):
+    """Augments with a generator that the run does not seed."""
+
+    def forward(self, samples):
+        return super().forward(samples + np.random.random() * self.training)
+
+
+class Counting(HeadFirst):
+    """Counts in an attribute, which clients that use the network in turn share."""
+
+    steps = 0
+
+    def forward(self, samples):
+        self.steps += self.training
+        return super().forward(samples) / (1 + self.steps)
+
+
+class DroppingInTraining(HeadFirst):
+    def forward(self, samples):
+        return nn.functional.dropout(super().forward(samples), training=self.training)
 
 
 class OfLightning(HeadFirst):
@@ -391,7 +450,12 @@ class OfLightning(HeadFirst):
     ("name", "doubt"),
     [
         ("OfLightning", ["has a training_step, which is not called"]),
+        ("Bounded", ["ends with sigmoid, which bounds its answers"]),
+        ("cut_off", ["ends with relu, which bounds its answers"]),
         ("Dropping", ["answers differently when asked twice"]),
+        ("Noisy", ["trains differently than a new network with the same state"]),
+        ("Counting", ["trains differently than a new network with the same state"]),
+        ("DroppingInTraining", []),
         ("Centered", ["answers to a sample by the others in its batch"]),
         ("HeadFirst", []),
         ("normalized", []),

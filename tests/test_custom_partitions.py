@@ -11,6 +11,7 @@ from helpers import assert_refused, image_rows
 import fedkd_flwr
 from fedkd_flwr.config import read_config
 from fedkd_flwr.custom_objects.importing import hold
+from fedkd_flwr.data.checks import check_data
 from fedkd_flwr.data.clients import client_indices
 from fedkd_flwr.data.natural_split import names_of_clients, owners_of
 from fedkd_flwr.data.settings import DataPlan, DataSettings
@@ -229,3 +230,13 @@ def test_a_split_may_ask_where_its_samples_are():
     np.testing.assert_array_equal(
         load_labels("digits")[asked[0]][:5], load_labels("digits")[shares[0][:5]]
     )
+
+
+@pytest.mark.parametrize(("share", "warnings"), [(0.6, 0), (0.1, 1)])
+def test_a_function_that_leaves_most_samples_out_is_named(share, warnings, logged):
+    def first_ones(labels, num_clients, seed):
+        return np.array_split(np.arange(int(share * len(labels))), num_clients)
+
+    name = hold(first_ones, f"first_{warnings}")
+    check_data(DataPlan(DataSettings(partition=name, client_split="60/0/40"), num_clients=4))
+    assert logged() == [f"partition = {name} gives clients 159 of 1597 samples"] * warnings

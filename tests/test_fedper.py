@@ -15,6 +15,7 @@ from by_hand import (
 from helpers import client_of
 from torch import nn
 
+import fedkd_flwr
 from fedkd_flwr.models.build import build_model
 from fedkd_flwr.models.layers import head_of
 from fedkd_flwr.models.vectors import fill_from_vectors, model_vectors
@@ -66,3 +67,9 @@ def test_bodies_are_averaged_and_heads_stay_personal(small, tmp_path):
         expected = loss_on_test_data(np.concatenate([body, heads[n]]), small, n)
         losses = finished.clients.set_index(["round", "partition_id"])["loss"]
         assert losses[2, n] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_method_that_shares_no_layer_is_told(small, logged, tmp_path):
+    changes = {"fedper.personal-layers": 2, "num-server-rounds": 1}
+    fedkd_flwr.run({**small, **changes}, output_dir=tmp_path / "run")
+    assert "fedper shares no layer of mlp: each client trains alone" in logged()

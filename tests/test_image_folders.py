@@ -274,7 +274,7 @@ def test_colors_stay_whatever_the_first_file_is(tmp_path):
 
 def test_all_images_get_the_median_size_with_a_warning(tmp_path):
     for n, side in enumerate((5, 8, 8, 8, 16)):
-        save(tmp_path / str(n % 2), f"{n}.png", np.zeros((side, 8), np.uint8))
+        save(tmp_path / str(n % 2), f"{n}.png", np.full((side, 8), 255, np.uint8))
     settings = DataSettings(dataset=f"folder:{tmp_path}")
     assert settings.image_shape == (1, 8, 8)
     (warning,) = warnings_about_data(settings)

@@ -172,16 +172,20 @@ UNDATED = {"fedkma", "fedkma-uniform"}
         (PersonalClient, "distil", ""),
         (KTpFLClient, "distil", "distill"),
         (KTpFL, "agregate", "agg"),
+        (PersonalClient, "need_layer", "needs_layer"),
+        (PersonalClient, "keep_model", "keeps_model"),
+        (PersonalClient, "epochs", ""),
     ],
 )
-def test_a_mistyped_hook_is_refused(base, name, meant):
+@pytest.mark.parametrize("value", [lambda self: None, "head", property(lambda self: 1)])
+def test_a_mistyped_name_is_refused(base, name, meant, value):
     def made():
-        return type("Mine", (base,), {name: lambda self: None})
+        return type("Mine", (base,), {name: value})
 
     if not meant:
         assert made()
         return
-    with pytest.raises(TypeError, match=f"Mine.{name} is not called: write {meant}"):
+    with pytest.raises(TypeError, match=f"Mine.{name} is not read: write {meant}"):
         made()
 
 

@@ -109,6 +109,24 @@ def test_a_run_is_continued_with_its_own_code(folder, small):
     assert fedkd_flwr.resume(run.path, **{**again, "num_server_rounds": 3}).finished
 
 
+def test_models_of_other_code_are_told_when_they_are_used(folder, small, logged, tmp_path):
+    small |= {"strategy": "own_method:method", "models": "mlp", "num-server-rounds": 1}
+    run = fedkd_flwr.run(small, output_dir=folder / "run")
+    assert run.model(0)
+    assert not any("has changed" in line for line in logged())
+    write_losses(folder, "0.5")
+    named = {"strategy": "own_method:method"}
+    fedkd_flwr.run(named, start_from=run, output_dir=folder / "next")
+    assert load_run(run.path, "own_method").model(0)
+    parts = ["own_method:method", "module own_losses"]
+    assert [line for line in logged() if "has changed" in line] == [
+        *(f"The code of {p} has changed since {run.path}: what that run has learned may not fit "
+          "it." for p in parts),
+        *(f"The code of {p} has changed since run: its models may predict otherwise than then."
+          for p in parts),
+    ]  # fmt: skip
+
+
 def test_another_version_of_python_gives_a_note(folder, small, logged):
     small |= {"strategy": "own_method:method", "models": "mlp", "num-server-rounds": 1}
     run = fedkd_flwr.run(small, output_dir=folder / "run")

@@ -77,6 +77,14 @@ def test_settings_that_no_run_reads_are_logged_once(tmp_path, logged):
     assert [run.path.name for run in runs] == list(read_sweep(alone))
 
 
+def test_a_setting_of_another_split_is_logged_unless_it_is_of_our_preset(tmp_path, logged):
+    preset = 'preset = "compare/digits-same"\n'  # it has alpha for other splits
+    read_sweep(write(tmp_path, f"[base]\n{preset}[grid]\nseed = [0]\n"))
+    assert logged() == []
+    read_sweep(write(tmp_path, f"[base]\n{preset}[grid]\nalpha = [0.2, 0.3]\n"))
+    assert [line.partition(" reads ")[2] for line in logged()] == ["alpha: ignored."]
+
+
 def test_a_grid_is_every_combination_with_the_last_setting_fastest(sweep):
     configurations = list(read_sweep(sweep).values())
     found = [(c.run.strategy, c.run.plan.seed) for c in configurations]
@@ -156,6 +164,8 @@ def test_only_takes_values_as_the_sweep_has_them(tmp_path, monkeypatch):
     ("only", "sentence"),
     [
         ({"seed": [2, 3]}, r"has no run with seed = 2 or 3; its runs have seed = 0 or 1\."),
+        ({"seed": [0, 7]}, r"has no run with seed = 7; its runs have seed = 0 or 1\."),
+        ({"seed": 0, "strategy": "local,kt-pfI"}, r"has no run with strategy = kt-pfI; its runs"),
         ({"sead": [1]}, "have no setting sead"),
     ],
 )
@@ -192,6 +202,9 @@ def test_names_depend_on_what_defines_a_run_alone(sweep):
         ("[grid]\nseed = []\n", "needs a list of values for seed"),
         ("[grid]\ncombinations = [1]\n", "have to be tables"),
         ("[grid]\nseed = [1]\ncombinations = [{seed = 2}]\n", "varies seed in two places"),
+        ("[grid]\nseed = [0, 1, 1]\n", "lists seed = 1 twice, which is one run: remove it"),
+        ("[grid]\ncombinations = [{seed = 1}, {seed = 1}]\n", "lists combinations = .* twice"),
+        ('[base]\n"fd.gamma" = 1\nfd.gamma = 2\n[grid]\nseed = [0]\n', "fd.gamma is set twice"),
         ("[grid]\nnope = [1]\n", "nope = 1: The run config has no key nope"),
         ("[grid]\nstrategy = ['fedavg']\n", "strategy = fedavg: fedavg averages parameters"),
         ("[base]\npreset = 'none.toml'\n[grid]\nseed = [1]\n", "There is no preset"),

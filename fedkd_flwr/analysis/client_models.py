@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from fedkd_flwr.client_app import build_client
 from fedkd_flwr.clients.policy import TRUSTED_NODE
 from fedkd_flwr.config import Configuration
 from fedkd_flwr.custom_objects.importing import find_callable, find_custom, is_custom
-from fedkd_flwr.data.clients import ClientData, client_indices, labels_of, load_client
+from fedkd_flwr.data.clients import ClientData, client_indices, data_digests, labels_of, load_client
+from fedkd_flwr.data.settings import DataPlan
 from fedkd_flwr.export import load_model, read_card
 from fedkd_flwr.memory import InProcessContext, MemoryFolder
 from fedkd_flwr.models.build import SIGNATURE
@@ -28,6 +29,8 @@ from fedkd_flwr.models.estimators import names_estimator
 from fedkd_flwr.models.genotype import Genotype
 from fedkd_flwr.models.vectors import fill_from_vectors
 from fedkd_flwr.runs import Run, RunDirectoryError, recorded_config
+from fedkd_flwr.runs.provenance import changed_code
+from fedkd_flwr.runs.reading import other_data
 from fedkd_flwr.training.loop import computing_in, predict_logits
 from strategies.core.declarations import ALPHAS
 from strategies.core.flower import log
@@ -59,7 +62,15 @@ def client_data(run: Run, partition_id: int) -> ClientData:
     >>> data.train_images.shape[1:]
     torch.Size([1, 28, 28])
     """
-    return load_client(recorded_config(run).run.data_plan, partition_id)
+    return load_client(plan_of_data(run, recorded_config(run)), partition_id)
+
+
+def plan_of_data(run: Run, configuration: Configuration) -> DataPlan:
+    """Return what the data of a run depend on; warn if they are not those that it ran on."""
+    plan = configuration.run.data_plan
+    for key in other_data(run, data_digests(plan)):
+        log(WARNING, "The %s of %s has changed since the run was started.", key, run.path.name)
+    return plan
 
 
 def label_counts(run: Run) -> pd.DataFrame:
@@ -68,7 +79,7 @@ def label_counts(run: Run) -> pd.DataFrame:
     One row per client, one column per class of the data set. Raises `ConfigError` or `DataError` if
     the data of the run cannot be rebuilt on this machine.
     """
-    plan = recorded_config(run).run.data_plan
+    plan = plan_of_data(run, recorded_config(run))
     labels = labels_of(plan.settings)
     counts = [
         np.bincount(labels[indices], minlength=plan.settings.num_classes)
@@ -92,7 +103,7 @@ def client_model(run: Run, partition_id: int) -> nn.Module:
 def predict(run: Run, partition_id: int, samples: ArrayLike) -> NDArray[np.int64]:
     """Return the classes that a client's model gives to samples; see `Run.predict`."""
     configuration = recorded_config(run)
-    plan = configuration.run.data_plan
+    plan = plan_of_data(run, configuration)
     data = load_client(plan, partition_id)
     given, own = torch.as_tensor(np.asarray(samples)), data.samples.images
     if given.is_floating_point() and not own.is_floating_point():
@@ -126,7 +137,7 @@ def soft_predictions(run: Run, server_round: int | None = None) -> NDArray[np.fl
             f"{server_round}."
         )
     configuration = recorded_config(run)
-    plan = configuration.run.data_plan
+    plan = plan_of_data(run, configuration)
     public = load_client(plan, 0).public_images
     with computing_in(configuration.run.training.precision, plan.device):
         rows = [
@@ -148,6 +159,9 @@ def models_of(
     A model is valid until the next one is requested. Of files, some may be about models after the
     last distillation, see `distilled_clients`.
     """
+    for name in changed_code(run, configuration.flat()):
+        told = "The code of %s has changed since %s: its models may predict otherwise than then."
+        log(WARNING, told, name, run.path.name)
     folder = models_dir or configuration.run.models_dir
     clients = range(configuration.run.plan.num_clients) if clients is None else clients
     if not folder:

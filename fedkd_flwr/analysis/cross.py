@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedkd_flwr.analysis.client_models import distilled_clients, models_of
+from fedkd_flwr.analysis.client_models import distilled_clients, models_of, plan_of_data
 from fedkd_flwr.analysis.columns import MISSING
 from fedkd_flwr.config import ConfigError
 from fedkd_flwr.data.clients import load_client
@@ -158,7 +158,7 @@ def cross(
     """
     stored = run if isinstance(run, Run) else load_run(run, allow_code)
     configuration = recorded_config(stored)
-    plan = configuration.run.data_plan
+    plan = plan_of_data(stored, configuration)
     if plan.num_clients < 2:
         raise ConfigError(
             f"{stored.path.name} has only one client; cross evaluation needs at least two."

@@ -83,6 +83,7 @@ def run(
     """Run a method; show a progress bar and a table of results."""
     with one_clear_line():
         from fedkd_flwr.config import ConfigError
+        from fedkd_flwr.config.toml_files import keys_of_own
         from fedkd_flwr.engines import check_engine, deployed_to, find_engine
         from fedkd_flwr.runs import load_run, upon_start
         from fedkd_flwr.server_app import check_run
@@ -116,6 +117,8 @@ def run(
             configuration = continued_configuration(resume, values, save_models, allow_code or ())
         resources = read_assignments(federation_config)
         check_engine(engine, configuration, resources)
+        given = {*read_assignments(assignments), *(keys_of_own(preset) if preset else ())}
+        say_beside(configuration.ignored(given))
         alone = local_configuration(configuration) if with_local else None
         check_run(configuration)
         finished = run_with_progress(configuration, engine, resources, verbose)

@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from fedkd_flwr.config.run_config import (
 )
 from fedkd_flwr.config.suggestions import OPTIONS, either, readable_config, replacement, suggestions
 from fedkd_flwr.custom_objects.importing import is_custom, is_of_this_process
-from fedkd_flwr.data.registry import BY_COLUMN, CLIENTS, DATA, DATASETS, is_function
+from fedkd_flwr.data.registry import BY_COLUMN, CLIENTS, DATA, is_function
 from fedkd_flwr.methods import METHODS, REGISTERED, Method, find_method
 from strategies.core.plan import Settings
 from strategies.core.settings_groups import SettingsGroup, first_refused, kebab_case
@@ -95,13 +95,18 @@ class Configuration(BaseModel):
             )
         if "data-root" in unread:
             sentences.append(f"{run.data.dataset} does not read data-root: ignored.")
-        if run.data.dataset in DATASETS and (
-            run.data.configured_classes or run.data.configured_shape
-        ):
-            sentences.append(
-                f"{run.data.dataset} does not read num-classes and image-shape: ignored."
-            )
+        if of_data := run.data.unread:
+            sentences.append(f"{run.data.dataset} does not read {', '.join(of_data)}: ignored.")
         return sentences
+
+    def ignored(self, given: Collection[str]) -> list[str]:
+        """Return one sentence on the keys among some that the partition does not read, if any.
+
+        Presets of the project set some of them for other partitions, so not all keys are meant.
+        """
+        keys = [key for key in self.run.data.unread_by_split if key in given]
+        reader = f"partition = {self.run.data.partition}"
+        return [f"{reader} does not read {', '.join(keys)}: ignored."] if keys else []
 
     def defining(self) -> dict[str, Scalar]:
         """Return the settings that the run's results depend on, sorted by name."""

@@ -23,6 +23,7 @@ from strategies.core.settings_groups import (
     SettingsGroup,
     Words,
     fitting,
+    kebab_case,
     some_of,
 )
 
@@ -40,14 +41,25 @@ def as_scalar(value: Any) -> Scalar:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables, with their names joined by dots."""
+    """Flatten nested tables, with their names joined by dots; refuse a name that occurs twice."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
+        is_table = isinstance(value, Mapping)
+        found = flatten(value, f"{prefix}{name}.") if is_table else {f"{prefix}{name}": value}
+        if twice := sorted(flat.keys() & found.keys()):
+            raise ConfigError(f"{twice[0]} is set twice, in a table and by its whole name.")
+        flat |= found
     return flat
+
+
+def in_kebab_case(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their names with dashes; refuse one in both spellings."""
+    named: dict[str, Any] = {}
+    for name, value in settings.items():
+        if kebab_case(name) in named:
+            raise ConfigError(f"{name} and {kebab_case(name)} are one setting, and both are set.")
+        named[kebab_case(name)] = value
+    return named
 
 
 MOST_THREADS = 1024

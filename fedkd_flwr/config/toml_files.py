@@ -3,7 +3,7 @@
 import difflib
 import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,13 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             f"{path} is a sweep, not a preset: it has [grid]. Type: fedkd sweep {path}"
         )
     return flatten(content)
+
+
+def keys_of_own(path: str | Path) -> Collection[str]:
+    """Return the keys of a preset; none for one that comes with the project."""
+    file = find_preset(path)
+    is_shipped = file is not None and shipped_folder() in file.resolve().parents
+    return () if is_shipped else read_toml(path).keys()
 
 
 def upon_preset(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:

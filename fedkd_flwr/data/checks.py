@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from logging import INFO, WARNING
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkd_flwr.custom_objects.importing import OBJECT, shown_data
+from fedkd_flwr.custom_objects.importing import OBJECT, is_custom, shown_data
 from fedkd_flwr.data.clients import (
     Parts,
     client_indices,
@@ -15,6 +16,7 @@ from fedkd_flwr.data.clients import (
     images_of,
     labels_of,
     load_private,
+    num_private,
     public_images_of,
     public_pool_size,
     public_set,
@@ -32,7 +34,7 @@ from fedkd_flwr.data.registry import (
     is_function,
 )
 from fedkd_flwr.data.scaling import Symmetric, scaled_as_public, unscaled
-from fedkd_flwr.data.settings import AUTO, DataPlan, DataSettings
+from fedkd_flwr.data.settings import AS_PRIVATE, AUTO, FIXED_NUMBERS, DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images
 from fedkd_flwr.data.splits import read_split
 from strategies.core.flower import log
@@ -40,8 +42,11 @@ from strategies.core.flower import log
 CHANNELS = (1, 3, 4)  # how many channels an image has
 LEAST_SIDE = 8  # fewest pixels of a side by which gray images are told from series
 
-FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
-"""Splits that read `samples_per_class`."""
+SAMPLES_COMPARED = 1000  # samples of each data set whose scales are compared
+FAR_APART = 5  # times the spread of samples by which those of another data set may differ
+
+DARK = 64
+"""Pixels that are all below are probably on another scale than 0 to 255."""
 
 Line = tuple[int, str]  # a level of the log, and what is said at it
 
@@ -62,6 +67,8 @@ def _lines_about(plan: DataPlan, public_size: int) -> Iterator[Line]:
     parts = [client_parts(plan, partition_id) for partition_id in range(plan.num_clients)]
     held = sum(map(len, client_indices(plan)))
     used = sum(len(part) for own in parts for part in own)
+    if is_custom(settings.partition) and held < (there := num_private(plan)) / 2:
+        yield WARNING, f"partition = {settings.partition} gives clients {held} of {there} samples"
     if used < held / 2:
         yield WARNING, f"client-split = {settings.split} uses {used} of {held} samples"
     if is_own:
@@ -76,6 +83,7 @@ def _lines_about(plan: DataPlan, public_size: int) -> Iterator[Line]:
         scaled_as_public(settings, public_set(plan)[:1], scaling_of_plan(plan))
         if settings.public_dataset not in (HELD_OUT, NO_PUBLIC_SET):
             yield from _lines_about_public_set(settings)
+            yield from ((WARNING, told) for told in warnings_about_scales(plan))
     if is_own:
         samples = private.images
         public = public_set(plan) if public_size else samples[:0]
@@ -113,6 +121,11 @@ def warnings_about_data(settings: DataSettings) -> list[str]:
             f"the labels of {name} go from {lowest} to {highest}, and {empty} of the classes from "
             f"0 to {highest} have no samples: models get an output for each, so number the "
             "classes 0, 1, 2, …"
+        )
+    if not found.images.is_floating_point() and (largest := int(found.images.max())) < DARK:
+        warnings.append(
+            f"the pixels of {shown_data(name)} are at most {largest}, and are read as those from 0 "
+            "to 255: bring them to that range, or return floating-point numbers"
         )
     if found.owners and is_function(name) and settings.partition != BY_COLUMN:
         warnings.append(
@@ -215,6 +228,36 @@ def _lines_about_public_set(settings: DataSettings) -> Iterator[Line]:
             yield INFO, f"Read public {found.said}"
         if found.warning:
             yield WARNING, found.warning
+
+
+def warnings_about_scales(plan: DataPlan) -> list[str]:
+    """Return how public samples differ from private ones as models see them, if they do by far."""
+    settings = plan.settings
+    names = settings.dataset, settings.public_dataset
+    if settings.public_scaling != AS_PRIVATE or {*names} <= {*DATASETS}:
+        return []
+    scaling = scaling_of_plan(plan)
+    (means, spread), (public_means, public_spread) = (
+        _moments(scaling(samples[:: len(samples) // SAMPLES_COMPARED + 1]))
+        for samples in (load_private(settings).images, public_set(plan))
+    )
+    apart = float(np.sqrt(np.mean((public_means - means) ** 2)))
+    smallest, largest = sorted((spread, public_spread))
+    if apart <= FAR_APART * spread and largest <= FAR_APART * smallest:
+        return []
+    private, public = map(shown_data, names)
+    return [
+        f"as models see them, the samples of {public} have a spread of {public_spread:.3g} and lie "
+        f"{apart:.3g} away from those of {private}, which have one of {spread:.3g}: bring both to "
+        "one scale, in the same units"
+    ]
+
+
+def _moments(samples: Tensor) -> tuple[NDArray[np.float64], float]:
+    """Return the mean of each column or channel, (columns,), and the spread around them."""
+    columns = samples.movedim(1, -1).reshape(-1, samples.shape[1]).double().numpy()
+    means = np.nanmean(columns, axis=0)
+    return means, float(np.sqrt(np.nanmean((columns - means) ** 2)))
 
 
 def _float_range(samples: Tensor) -> tuple[float, float] | None:

@@ -166,6 +166,11 @@ def _split_pool(plan: DataPlan) -> tuple[Indices, Indices]:
     return np.setdiff1d(pool, public), public
 
 
+def num_private(plan: DataPlan) -> int:
+    """Return how many samples there are for the clients, without those that are held out."""
+    return len(_split_pool(plan)[0])
+
+
 @reads_data(PLANS_KEPT)
 def client_indices(plan: DataPlan) -> list[Indices]:
     """Return the sorted positions of each client's samples, disjoint and not held out."""
@@ -399,6 +404,7 @@ class DataRecord:
         return cls(data_digests(plan), split_record(plan))
 
 
+@reads_data(PLANS_KEPT)
 def data_digests(plan: DataPlan) -> dict[str, str]:
     """Return SHA-256 digests by which another split, or other content of own data, is noticed."""
     settings = plan.settings

@@ -1,5 +1,6 @@
 """The data settings of a run, and the plan from which every machine derives the data."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -13,7 +14,9 @@ from fedkd_flwr.data.registry import (
     CLIENTS,
     DATASETS,
     HELD_OUT,
+    HUB,
     MOST_CLASSES,
+    ON_DISK,
     SYMMETRIC,
     DataError,
     DataFormat,
@@ -39,6 +42,24 @@ AS_PRIVATE = "as-private"  # the public-scaling of samples that are scaled like 
 
 BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
 """What ``client-split = auto`` stands for, with a built-in data set and with own data."""
+
+FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
+"""Splits that read ``samples-per-class``."""
+
+SPLITS_THAT_READ = {
+    "alpha": ("dirichlet", "dirichlet-clients"),
+    "minimum-size": ("dirichlet", "dirichlet-clients"),
+    "size-sigma": ("dirichlet-clients",),
+    "classes-per-client": ("k-classes", "k-classes-grouped"),
+    "class-proportions": ("k-classes", "k-classes-grouped"),
+    "groups": ("k-classes-grouped",),
+    "samples-per-class": FIXED_NUMBERS,
+}
+"""Settings that only some values of ``partition`` read."""
+
+OF_PUBLIC = ("image-column", "feature-columns")
+OF_OWN_DATA = (*OF_PUBLIC, "label-column", "num-classes", "image-shape")
+"""Settings that built-in data sets do not read, and those of them that own public data do."""
 
 
 class DataSettings(SettingsGroup):
@@ -131,6 +152,24 @@ class DataSettings(SettingsGroup):
         if self.client_split != AUTO:
             return self.client_split
         return BENCHMARK_SPLIT if self.dataset in DATASETS else OWN_SPLIT
+
+    @property
+    def unread(self) -> list[str]:
+        """The keys that are set, and that the data set does not read."""
+        if self.dataset not in DATASETS:
+            return []
+        is_described = self.public_dataset.startswith((HUB, *ON_DISK))
+        return [key for key in self._changed(OF_OWN_DATA) if key not in is_described * OF_PUBLIC]
+
+    @property
+    def unread_by_split(self) -> list[str]:
+        """The keys that are set, and that the partition does not read."""
+        changed = self._changed(SPLITS_THAT_READ)
+        return [key for key in changed if self.partition not in SPLITS_THAT_READ[key]]
+
+    def _changed(self, keys: Iterable[str]) -> list[str]:
+        values, fields = self.flat(), self.fields_by_key()
+        return [key for key in keys if values[key] != fields[key].default]
 
     @model_validator(mode="before")
     @classmethod

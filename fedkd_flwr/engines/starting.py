@@ -4,14 +4,15 @@ import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from logging import WARNING
 from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
 
 from fedkd_flwr.config import ConfigError, Configuration, read_config
-from fedkd_flwr.config.run_config import flatten
-from fedkd_flwr.config.toml_files import upon_preset
+from fedkd_flwr.config.run_config import flatten, in_kebab_case
+from fedkd_flwr.config.toml_files import keys_of_own, upon_preset
 from fedkd_flwr.custom_objects.naming import name_objects
 from fedkd_flwr.data.registry import BY_COLUMN, BY_FILE, forget_changed_folders
 from fedkd_flwr.engines.in_process import check_in_process, run_in_process
@@ -30,8 +31,8 @@ from fedkd_flwr.runs import (
 from fedkd_flwr.runs.checkpoint import clients_folder
 from fedkd_flwr.runs.recorded import require_same_objects
 from fedkd_flwr.server_app import check_run
+from strategies.core.flower import log
 from strategies.core.rounds import Observer, OnRound, RoundRecord, RowObserver
-from strategies.core.settings_groups import kebab_case
 
 Progress = bool | Literal["auto"]
 """Whether a bar is shown; ``"auto"`` shows it in notebooks and on terminals."""
@@ -154,17 +155,22 @@ def run(
     >>> slower = fedkd_flwr.run(start_from=run, learning_rate=0.001)
     """
     find_engine(engine)
-    given = flatten(_kebab(settings))
+    given = flatten(in_kebab_case(settings))
     if isinstance(preset, Mapping):
-        given = {**flatten(_kebab(preset)), **given}
+        given = {**flatten(in_kebab_case(preset)), **given}
     values = name_objects(given)
+    own = {*values}
     if preset and not isinstance(preset, Mapping):
+        own |= {*keys_of_own(preset)}
         values = upon_preset(preset, values)
     if start_from is not None:
         values = upon_start(start_from, values)
     if output_dir is not None:
         values["output-dir"] = str(output_dir)
-    return run_configuration(read_config(values), engine, on_round, progress)
+    configuration = read_config(values)
+    for line in configuration.ignored(own):
+        log(WARNING, "%s", line)
+    return run_configuration(configuration, engine, on_round, progress)
 
 
 def run_configuration(
@@ -235,7 +241,7 @@ def resume(
     """
     find_engine(engine)
     path, known = (run.path, run.allow_code) if isinstance(run, Run) else (run, ())
-    configuration = resumed(path, name_objects(_kebab(settings)), allow_code or known)
+    configuration = resumed(path, name_objects(in_kebab_case(settings)), allow_code or known)
     if stop:
         directory, _ = RunDirectory.reopen(Path(configuration.run.output_dir), configuration)
         return directory.finish()
@@ -306,10 +312,6 @@ def with_absolute_folders(configuration: Configuration, **update: str) -> Config
     folders = {name: _absolute(getattr(run, name)) for name in names}
     data = run.data.model_copy(update={"data_root": _absolute(run.data.data_root)})
     return configuration.with_run(**(update | folders), data=data)
-
-
-def _kebab(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {kebab_case(name): value for name, value in settings.items()}
 
 
 def _absolute(folder: str) -> str:

@@ -111,6 +111,11 @@ def doubts(model: nn.Module, samples: Tensor) -> list[str]:
             "returns rows that sum to one, as after a softmax: return logits, since losses apply "
             "the softmax themselves"
         )
+    elif (last := _last_operation(model, samples)) in BOUNDED:
+        said.append(
+            f"ends with {last.lower()}, which bounds its answers: return logits, as a linear layer "
+            "does, since losses apply the softmax themselves"
+        )
     if not _close(rows, _answers(model, samples)):
         said.append(
             "answers differently when asked twice: in evaluation, dropout should be off, as "
@@ -121,6 +126,37 @@ def doubts(model: nn.Module, samples: Tensor) -> list[str]:
             "answers to a sample by the others in its batch: in evaluation, samples should not mix"
         )
     return said
+
+
+TRIES = 5  # comparisons of two networks in training: in one, coins may fall alike
+
+
+def draws_or_counts_apart(model: nn.Module, other: nn.Module, samples: Tensor) -> bool:
+    """Return whether two networks with the same state answer differently in training.
+
+    Under one seed of PyTorch. They do if one draws from another generator, or counts in an
+    attribute. Buffers outside of the state may differ: where there are any, nothing is compared.
+    """
+    named = {name for name, _ in model.named_buffers()}
+    if not named <= model.state_dict().keys():
+        return False
+    _in_training(model, samples)
+    for _ in range(TRIES):
+        other.load_state_dict(model.state_dict())
+        if not _close(*(_in_training(one, samples) for one in (model, other))):
+            return True
+    return False
+
+
+@torch.no_grad()
+def _in_training(model: nn.Module, samples: Tensor) -> Tensor:
+    """Return what a model answers in training under one seed of PyTorch."""
+    was_training = model.training
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        answers: Tensor = model.train()(samples.clone())
+    model.train(was_training)
+    return answers
 
 
 def _fits(name: str, shape: Shape, classes: int, search_space: SupernetSettings | None) -> bool:
@@ -139,15 +175,25 @@ def _tried(
     return model
 
 
-def _answers(model: nn.Module, samples: Tensor) -> Tensor:
+def _answers(model: nn.Module, samples: Tensor, gradients: bool = False) -> Tensor:
     """Return what a model answers in evaluation, and leave the model as it was."""
     was_training = model.training
     try:
-        with torch.no_grad():
-            answers: Tensor = model.eval()(samples.clone())
+        with torch.set_grad_enabled(gradients):
+            answers: Tensor = model.eval()(samples)
     finally:
         model.train(was_training)
     return answers
+
+
+BOUNDED = ("Sigmoid", "Relu", "Softmax", "Tanh")
+"""Operations of PyTorch whose results are no logits, as its gradients name them."""
+
+
+def _last_operation(model: nn.Module, samples: Tensor) -> str:
+    """Return the name of the operation that makes a model's answers."""
+    answers = _answers(model, samples, gradients=True)
+    return type(answers.grad_fn).__name__.removesuffix("Backward0")
 
 
 def _close(rows: Tensor, others: Tensor) -> bool:
@@ -214,6 +260,17 @@ def require_builds(name: str, models: Sequence[nn.Module], others: Sequence[nn.M
             f"{name}: {', '.join(drawn)} differ between two calls under one seed. Draw them with "
             "PyTorch, or seed the other generator inside of the builder, as in "
             "numpy.random.default_rng(torch.initial_seed())"
+        )
+
+
+def require_unchanged_samples(name: str, model: nn.Module, samples: Tensor) -> None:
+    """Refuse a network that changes its samples in place: all later evaluations would read them."""
+    given = samples.clone()
+    _answers(model, given)
+    if not torch.equal(given, samples):
+        raise CustomObjectError(
+            f"{name} changes its samples in place, and later evaluations would read them: write "
+            "x = x - mean instead of x -= mean, and leave inplace=True out of the first layers"
         )
 
 

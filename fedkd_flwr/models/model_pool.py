@@ -41,6 +41,7 @@ class Architecture:
             (buffers, name, None if buffer is None else buffer.to(self.device, copy=True))
             for buffers, name, buffer in unsent_buffers(model)
         ]
+        vars(model)["trained_as_built"] = [p.requires_grad for p in model.parameters()]
         return model
 
 
@@ -58,6 +59,10 @@ def borrow(architecture: Architecture) -> nn.Module:
     for buffers, name, as_built in vars(model)["as_built"]:
         # Not in place, because a forward pass may have replaced the tensor by one of another kind.
         buffers[name] = None if as_built is None else as_built.clone()
+    for parameter, is_trained in zip(
+        model.parameters(), vars(model)["trained_as_built"], strict=True
+    ):
+        parameter.requires_grad_(is_trained)  # the last borrower may have frozen it
     return model
 
 

@@ -68,7 +68,7 @@ def fill_from_vectors(
         if kind not in vectors:
             continue
         sizes = [tensor.numel() for tensor in tensors]
-        vector = torch.from_numpy(np.ascontiguousarray(vectors[kind]))
+        vector = torch.from_numpy(np.require(vectors[kind], requirements=["C", "W"]))
         if vector.shape != (sum(sizes),):
             raise ValueError(
                 f"the model has {sum(sizes)} {kind}, and {len(vector)} were sent: another "

@@ -6,6 +6,7 @@ keeps. Rounds and random draws begin anew. The config names the run as ``start-f
 """
 
 from collections.abc import Iterator, Mapping
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,10 @@ from fedkd_flwr.models.settings import ModelSettings
 from fedkd_flwr.runs.checkpoint import Checkpoint, checkpoint_files, write_checkpoint
 from fedkd_flwr.runs.continuing import require_memories
 from fedkd_flwr.runs.folders import RunDirectoryError, absolute
+from fedkd_flwr.runs.provenance import changed_code
 from fedkd_flwr.runs.reading import Run, load_run, other_data
 from fedkd_flwr.runs.recorded import names_of_code, recorded_config
+from strategies.core.flower import log
 from strategies.core.membership import MEMBERS
 from strategies.core.rounds import RoundRecord
 
@@ -113,6 +116,9 @@ def begin_from_start(
             f"A run cannot start from {before.path}: its clients had other samples, by the digest "
             f"of its {others[0]}."
         )
+    for name in changed_code(before, wanted.flat()):
+        told = "The code of %s has changed since %s: what that run has learned may not fit it."
+        log(WARNING, told, name, before.path)
     folder = absolute(wanted.run.state_dir)
     for n, memory in _memories(before, checkpoint.completed_rounds, wanted):
         kept = MemoryFolder(folder / str(n) / run_id)

@@ -40,7 +40,14 @@ from fedkd_flwr.config import (
 )
 from fedkd_flwr.config.run_config import Scalar, flatten
 from fedkd_flwr.config.suggestions import either
-from fedkd_flwr.config.toml_files import close_names, find_sweep, load_toml, read_toml, sweep_names
+from fedkd_flwr.config.toml_files import (
+    close_names,
+    find_sweep,
+    keys_of_own,
+    load_toml,
+    read_toml,
+    sweep_names,
+)
 from fedkd_flwr.files import plain_name
 from strategies.core.flower import log
 
@@ -56,7 +63,7 @@ def read_sweep(
     """Read a sweep file and validate every run of it."""
     path = sweep_file(path)
     settings = dict(settings or {})
-    base, varied = _read_tables(path)
+    base, own, varied = _read_tables(path)
     custom: set[str] = set()
     for run in varied:
         with _named(path, run):
@@ -74,7 +81,11 @@ def read_sweep(
         twin = configurations.setdefault(run_name(configuration), configuration)
         if twin is not configuration:
             _require_same_place(path, twin, configuration)
-    unread_by = [configuration.unread for configuration in configurations.values()]
+    given = {*own, *settings, *(key for run in varied for key in run)}
+    unread_by = [
+        [*run.unread, *given.intersection(run.run.data.unread_by_split)]
+        for run in configurations.values()
+    ]
     if by_nobody := [key for key in unread_by[0] if all(key in keys for keys in unread_by)]:
         log(WARNING, "No run of the sweep %s reads %s: ignored.", path, ", ".join(by_nobody))
     if ignoring := [f"{name} ignores {', '.join(keys)}" for name, keys in ignored.items() if keys]:
@@ -104,14 +115,19 @@ def select_runs(
     wanted = {
         key: [a for v in values for a in alternatives(key, v)] for key, values in listed.items()
     }
+    absent = {
+        key: [v for v in values if not any(has(name, key, v) for name in read)]
+        for key, values in wanted.items()
+    }
     selected = {
         name: configuration
         for name, configuration in configurations.items()
         if all(any(has(name, key, v) for v in values) for key, values in wanted.items())
     }
-    if not selected:
+    if not selected or any(absent.values()):
+        lacking = {key: values for key, values in absent.items() if values} or wanted
         raise ConfigError(
-            f"The sweep {path} has no run with {_in_words(wanted)}; its runs have "
+            f"The sweep {path} has no run with {_in_words(lacking)}; its runs have "
             f"{_in_words(choices)}."
         )
     return selected
@@ -171,8 +187,8 @@ def sweep_file(name: str | Path) -> Path:
     return file
 
 
-def _read_tables(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the settings that all runs share, and those that each run has besides."""
+def _read_tables(path: Path) -> tuple[dict[str, Any], set[str], list[dict[str, Any]]]:
+    """Return what all runs share, its keys that are not the project's, and what each run has."""
     content = load_toml(path, "sweep")
     if not content.keys() & {"base", "grid"}:
         raise ConfigError(
@@ -186,15 +202,21 @@ def _read_tables(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             f"The sweep {path} needs a table [grid], may have [base], and nothing else."
         )
     shared = flatten(base)
-    preset = shared.pop("preset", "")
+    preset, own = shared.pop("preset", ""), {*shared}
     if preset:
         beside = path.parent / str(preset)
-        shared = {**read_toml(beside if beside.is_file() else str(preset)), **shared}
-    return shared, [
-        {key: value for choice in choices for key, value in choice.items()}
-        for grid in grids
-        for choices in itertools.product(*_axes(path, grid))
-    ]
+        file = beside if beside.is_file() else str(preset)
+        own |= {*keys_of_own(file)}
+        shared = {**read_toml(file), **shared}
+    return (
+        shared,
+        own - {"preset"},
+        [
+            {key: value for choice in choices for key, value in choice.items()}
+            for grid in grids
+            for choices in itertools.product(*_axes(path, grid))
+        ],
+    )
 
 
 def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
@@ -209,6 +231,11 @@ def _axes(path: Path, grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
 def _choices(path: Path, name: str, values: Any) -> list[dict[str, Any]]:
     if not isinstance(values, list) or not values:
         raise ConfigError(f"The sweep {path} needs a list of values for {name}.")
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise ConfigError(
+            f"The sweep {path} lists {name} = {twice[0]} twice, which is one run: remove it, or "
+            "give the other its own value."
+        )
     if name != COMBINATIONS:
         return [{name: value} for value in values]
     if not all(isinstance(value, dict) for value in values):
@@ -227,7 +254,7 @@ def _named(path: Path, varied: Mapping[str, Any]) -> Iterator[None]:
 
 def refuse_replaced_values(path: str | Path, settings: Mapping[str, Scalar]) -> None:
     """Refuse settings of all runs that the grid varies: they would leave nothing to compare."""
-    _, runs = _read_tables(sweep_file(path))
+    *_, runs = _read_tables(sweep_file(path))
     for name, value in settings.items():
         values = list(dict.fromkeys(str(run[name]) for run in runs if name in run))
         if values:

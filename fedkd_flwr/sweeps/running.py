@@ -15,7 +15,7 @@ import tomli_w
 
 from fedkd_flwr import engines
 from fedkd_flwr.config import ConfigError, Configuration, require_importable
-from fedkd_flwr.config.run_config import Scalar
+from fedkd_flwr.config.run_config import Scalar, in_kebab_case
 from fedkd_flwr.custom_objects.naming import name_objects
 from fedkd_flwr.files import make_folder, write_text
 from fedkd_flwr.runs import (
@@ -44,7 +44,6 @@ from fedkd_flwr.sweeps.grid import COMBINATIONS, Selection, read_sweep, run_labe
 from fedkd_flwr.sweeps.parallel_calls import call_in_parallel
 from strategies.core.flower import LOGGER, log
 from strategies.core.rounds import OnRound
-from strategies.core.settings_groups import kebab_case
 
 State = Literal["started", "continued", "finished", "failed", "skipped"]
 """State of a run of a sweep."""
@@ -400,7 +399,7 @@ def sweep(
     [('local', 0), ('local', 1), ('kt-pfl', 0), ('kt-pfl', 1)]
     """
     shared = _named(base)
-    axes = {kebab_case(name): _values(name, values) for name, values in grid.items()}
+    axes = {name: _values(name, values) for name, values in in_kebab_case(grid).items()}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True, default=str).encode()).hexdigest()
     folder = absolute(output_dir or Path("runs") / f"sweep-{digest[:8]}")
     make_folder(folder)
@@ -412,9 +411,9 @@ def _values(name: str, values: Iterable[Any]) -> list[Any]:
     if name == COMBINATIONS:
         return [_named(value) for value in values]
     plain = (value.item() if isinstance(value, np.generic) else value for value in values)
-    return [_named({name: value})[kebab_case(name)] for value in plain]
+    return [_named({name: value})[name] for value in plain]
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
-    named = name_objects({kebab_case(name): value for name, value in settings.items()})
+    named = name_objects(in_kebab_case(settings))
     return {key: str(v) if isinstance(v, Path) else v for key, v in named.items()}

@@ -184,13 +184,13 @@ def refuse_old_names(strategy: str, base: str, names: Iterable[str]) -> None:
 
 
 def refuse_near_names(kind: type) -> None:
-    """Refuse a class with a function that overrides nothing, and is nearly named as a hook."""
+    """Refuse a class with a name that overrides nothing, and is nearly that of a hook or fact."""
     inherited = {name for base in kind.__mro__[1:] for name in vars(base) if name[0] != "_"}
-    for name, value in vars(kind).items():
-        if name in inherited or name.startswith("_") or not callable(value):
+    for name in vars(kind):
+        if name in inherited or name.startswith("_"):
             continue
         if near := difflib.get_close_matches(name, inherited, n=1, cutoff=0.9):
             raise TypeError(
-                f"{kind.__name__}.{name} is not called: write {near[0]} to override that hook, or "
-                "choose another name"
+                f"{kind.__name__}.{name} is not read: write {near[0]} to override that name, or "
+                "choose another one"
             )

@@ -27,6 +27,29 @@ Mix = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
 """Mixes arrays of M givers for N receivers: weights (N, M) and values (M, ...) to (N, ...)."""
 
 
+def require_weights(
+    hook: str, weights: Any, shape: tuple[int, ...], sums: NDArray[Any]
+) -> NDArray[Any]:
+    """Return the weights that a hook of a method returned, after checking their shape and sums.
+
+    Raises `ValueError` unless they are numbers of that shape, not negative, whose rows have these
+    sums.
+    """
+    found = np.asarray(weights)
+    if found.shape != shape or not np.issubdtype(found.dtype, np.number):
+        told = f"has the shape {found.shape} and the type {found.dtype}"
+    elif not (found >= 0).all():
+        told = "has negative or missing numbers"
+    elif not np.allclose(found.sum(axis=1), sums, atol=1e-4):
+        told = f"has rows that sum to {found.sum(axis=1).round(4).tolist()}"
+    else:
+        return found
+    raise ValueError(
+        f"{hook} {told}; return numbers {shape}, not negative, whose rows sum to "
+        f"{sums.round(4).tolist()}"
+    )
+
+
 def weighted_mean(weights: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
     """Mix by the weighted mean: weights (N, M) on the simplex, values (M, …) to (N, …)."""
     mixed = weights.astype(values.dtype) @ values.reshape(len(values), -1)

@@ -153,6 +153,7 @@ class Encodings:
         if key not in self._kept:
             # A weak reference to self, so that a long-lived array does not keep the cache alive.
             forget = partial(_forget, weakref.ref(self), key)
+            array.flags.writeable = False  # later messages of the round would have the old values
             self._kept[key] = weakref.ref(array, forget), Array(array)
         return self._kept[key][1]
 
@@ -236,6 +237,7 @@ def _checked_array(name: str, array: Array, due: ExpectedArray) -> NDArray[Any]:
         raise InvalidReplyError(f"{name} holds NaN or infinity")
     if values.size and max(float(values.max()), -float(values.min())) > LARGEST_NUMBER:
         raise InvalidReplyError(f"{name} holds a number beyond {LARGEST_NUMBER:g}")
+    values.flags.writeable = False  # the state of a method may keep it
     return values
 
 
