@@ -41,11 +41,11 @@ LINKS = ", ".join(
     f"[{family}](disclosure-{family.replace(' ', '-')}.md)"
     for family in ("soft predictions", "class means", "parameters")
 )
-INTRODUCTION = f"""Recorded in real runs of every method; a test repeats them. Methods that exchange
-{LINKS}
-have pages of their own. [Privacy](../explanation/privacy.md) says what this can reveal."""
-OF_FAMILY = """[Another page](disclosure.md) has what [every method](disclosure.md#in-every-method)
-sends besides, and what the [names](disclosure.md#names) and sizes mean."""
+INTRODUCTION = f"""Recorded in real runs of every method; a test repeats them. There are pages for
+methods that exchange {LINKS}.
+[Privacy](../explanation/privacy.md) says what this can reveal."""
+OF_FAMILY = """See also what [every method](disclosure.md#in-every-method) sends, and what the
+[names](disclosure.md#names) and sizes mean."""
 MEANINGS = {
     "alpha": "share of the private model in the mixture",
     "alphas": "numbers of an architecture search",
@@ -108,8 +108,8 @@ MEANINGS = {
     "teacher-round": "round of the chosen teacher, with `teacher-accuracy`",
     "test and validation results": (
         "`own-test-correct`, `own-test-total` and `own-test-loss`, and the same on the validation"
-        " split as `own-validation-correct` and so on; a node sends them only with "
-        "`allow-counts = true`, and with `noised` no loss, and correct answers with noise"
+        " split as `own-validation-correct` and so on; a node sends them if `allow-counts` is "
+        "`true`; if it is `noised`, no loss, and correct answers with noise"
     ),
     "results after local training": (
         "the same as `trained-test-correct` and so on; before it, `received-test-correct`; of the"
@@ -147,12 +147,12 @@ ON_REQUEST = {
 """What runs with other settings send besides, or leave out."""
 
 SIZE_NOTE = """Sizes: P public samples of a round, K classes, h width of features, d parameters of
-the model, b numbers of batch normalization, a numbers of the architecture search, s parameters of
-the shared model, C clusters, M models sent, R repliers of the round."""
-ORIGIN_NOTE = """The last column is what methods declare: the samples from which something is
-computed besides those that trained the model, and the model. A test exchanges single samples to
-hold the declarations. Results are made from test or validation samples and the model. What clients
-receive, and names and versions, are not declared."""
+the model, d_body of its body, d_rest without batch normalization, b statistics of batch
+normalization, a numbers of the architecture search, s parameters of the shared model, C clusters,
+M models sent, R repliers of the round, A labels asked for, S stored teachers."""
+ORIGIN_NOTE = """The last column is what methods declare: the model, and samples besides those that
+trained it. A test exchanges single samples to check this. Results are made from test or validation
+samples and the model. What clients receive, and names and versions, are not declared."""
 JOINING = "query"
 SEARCHES = ("fedkma", "fedkma-uniform", "fednas", "spider")
 """Methods that search architectures, and so send those of a supernet."""
@@ -190,7 +190,7 @@ def count(model):
 
 
 WHOLE = NormedNet((1, 28, 28), 10)
-SYMBOLS |= {count(WHOLE): "d", count(WHOLE.body): "d_body"}
+SYMBOLS |= {count(WHOLE): "d", count(WHOLE.body): "d_body", count(WHOLE) - 12: "d_rest"}
 # The perceptron is the shared model, in `fedmrl` with a layer to as many features as the network.
 SYMBOLS |= {28 * 28 * 100 + 100 + size: "s" for size in (100 * 10 + 10, 100 * 6 + 6 + 6 * 10 + 10)}
 
