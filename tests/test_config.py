@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import pyproject_config, stopped
 from rich.console import Console
@@ -29,12 +30,14 @@ from fedkd_flwr.config import (
 from fedkd_flwr.config.settings_reference import settings_reference
 from fedkd_flwr.config.suggestions import OLD_KEYS, OldKey
 from fedkd_flwr.config.toml_files import parse_assignment, read_toml, upon_preset
+from fedkd_flwr.data.partitioners import partition_indices
 from fedkd_flwr.data.registry import PARTITIONS
 from fedkd_flwr.data.settings import SPLITS_THAT_READ, DataSettings
 from fedkd_flwr.methods import METHODS
 from fedkd_flwr.models.genotype import OPERATIONS, SMALL, STANDARD
 from fedkd_flwr.runs import RunDirectoryError, load_run, recorded_config
 from strategies.core.method_record import FAMILIES
+from strategies.core.settings_groups import kebab_case
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(path for path in ROOT.glob("conf/*/*.toml") if path.parent.name != "sweeps")
@@ -222,9 +225,23 @@ def test_a_run_names_settings_of_another_split_that_the_user_has_set(small, logg
     assert told in " ".join(result.stderr.split())
 
 
-def test_each_setting_of_a_split_is_read_by_one_that_exists():
-    assert {*chain(*SPLITS_THAT_READ.values())} <= {*PARTITIONS}
-    assert SPLITS_THAT_READ.keys() <= {*DataSettings.flat_keys()}
+class Recording:
+    """Settings that note which of them are read."""
+
+    def __init__(self, settings):
+        self.settings, self.read = settings, set()
+
+    def __getattr__(self, name):
+        self.read.add(kebab_case(name))
+        return getattr(self.settings, name)
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_a_split_reads_the_settings_that_are_said_to_be_its_own(partition):
+    recording = Recording(DataSettings(partition=partition))
+    partition_indices(np.tile(np.arange(10), 1000), recording, 20, 0)
+    own = {key for key, splits in SPLITS_THAT_READ.items() if partition in splits}
+    assert recording.read & SPLITS_THAT_READ.keys() == own
 
 
 def test_columns_that_a_built_in_data_set_does_not_read_are_named():

@@ -34,7 +34,7 @@ from fedkd_flwr.data.registry import (
     is_function,
 )
 from fedkd_flwr.data.scaling import Symmetric, scaled_as_public, unscaled
-from fedkd_flwr.data.settings import AS_PRIVATE, AUTO, FIXED_NUMBERS, DataPlan, DataSettings
+from fedkd_flwr.data.settings import AS_PRIVATE, AUTO, SPLITS_THAT_READ, DataPlan, DataSettings
 from fedkd_flwr.data.sources import ImageSet, load_images
 from fedkd_flwr.data.splits import read_split
 from strategies.core.flower import log
@@ -73,7 +73,8 @@ def _lines_about(plan: DataPlan, public_size: int) -> Iterator[Line]:
         yield WARNING, f"client-split = {settings.split} uses {used} of {held} samples"
     if is_own:
         yield from _lines_about_reading(plan, private)
-    if settings.partition in FIXED_NUMBERS and (asked := settings.samples_per_class):
+    reads_number = settings.partition in SPLITS_THAT_READ["samples-per-class"]
+    if reads_number and (asked := settings.samples_per_class):
         labels = labels_of(settings)
         most = max(int(np.bincount(labels[own]).max()) for own in client_indices(plan))
         if most < asked:

@@ -43,9 +43,6 @@ AS_PRIVATE = "as-private"  # the public-scaling of samples that are scaled like 
 BENCHMARK_SPLIT, OWN_SPLIT = "12/0/88", "70/10/20"
 """What ``client-split = auto`` stands for, with a built-in data set and with own data."""
 
-FIXED_NUMBERS = ("two-groups", "two-classes", "k-classes", "k-classes-grouped")
-"""Splits that read ``samples-per-class``."""
-
 SPLITS_THAT_READ = {
     "alpha": ("dirichlet", "dirichlet-clients"),
     "minimum-size": ("dirichlet", "dirichlet-clients"),
@@ -53,7 +50,7 @@ SPLITS_THAT_READ = {
     "classes-per-client": ("k-classes", "k-classes-grouped"),
     "class-proportions": ("k-classes", "k-classes-grouped"),
     "groups": ("k-classes-grouped",),
-    "samples-per-class": FIXED_NUMBERS,
+    "samples-per-class": ("two-groups", "two-classes", "k-classes", "k-classes-grouped"),
 }
 """Settings that only some values of ``partition`` read."""
 
